@@ -1,0 +1,19 @@
+"""Attention for JAX: any mask, any score rule, any derivative.
+
+>>> import jax, jattn
+>>> x = jax.random.normal(jax.random.key(0), (2, 5, 4, 8))  # (B, T, N, H)
+>>> jattn.attention(x, x, x, mask=jattn.masks.causal()).shape
+(2, 5, 4, 8)
+"""
+
+from jattn import masks as masks
+from jattn import scores as scores
+from jattn.core.letters import leaf as leaf
+from jattn.core.rotary import rotary as rotary
+from jattn.core.softmax import mask_scores as mask_scores
+from jattn.core.softmax import masked_softmax as masked_softmax
+from jattn.dispatch import attention as attention
+from jattn.dispatch import attention_weights as attention_weights
+from jattn.dispatch import scaled_scores as scaled_scores
+
+__version__ = "0.1.0"

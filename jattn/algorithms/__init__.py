@@ -1,0 +1,1 @@
+"""How attention is computed; every algorithm has `attend(q, k, v, pairs, spec)`."""

@@ -1,0 +1,1 @@
+"""What attention is: pure functions of one head."""

@@ -1,0 +1,176 @@
+"""The checks at the front door: every error in letters, before anything is traced."""
+
+import difflib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn.core.letters import letters_of
+from jattn.core.rules import Rule
+
+
+class Sizes(NamedTuple):
+    """The sizes of one call; `batch` holds the leading axes."""
+
+    batch: tuple[int, ...]
+    T: int
+    S: int
+    N: int
+    K: int
+    H: int
+
+    def shape(self, letters: str) -> tuple[int, ...]:
+        """The shape of an array with these axes."""
+        sizes = ((self.batch if x == "B" else (getattr(self, x),)) for x in letters)
+        return tuple(size for group in sizes for size in group)
+
+
+def check_vectors(caller: str, query: Any, key: Any, value: Any | None = None) -> Sizes:
+    """The sizes of query (*B, T, N, H), key (*B, S, K, H) and value (*B, S, K, D).
+
+    Raises:
+        TypeError: an argument is not a floating-point array.
+        ValueError: the shapes do not fit one another.
+    """
+    given = {"query": query, "key": key}
+    if value is not None:
+        given["value"] = value
+    for name, array in given.items():
+        _check_floating(caller, name, array)
+    shapes = {name: tuple(array.shape) for name, array in given.items()}
+    shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    axes = {"query": "(*B, T, N, H)", "key": "(*B, S, K, H)", "value": "(*B, S, K, D)"}
+
+    def refuse(rule: str, cure: str) -> ValueError:
+        return ValueError(f"{caller}: {rule}, but got {shown}. {cure}")
+
+    for name, shape in shapes.items():
+        if len(shape) < 3:
+            raise refuse(
+                f"{name} must be {axes[name]}, of three axes at least",
+                "Give a single head its axis: x[..., None, :].",
+            )
+    *batch, T, N, H = shapes["query"]
+    *key_batch, S, K, key_H = shapes["key"]
+    if key_batch != batch:
+        raise refuse(
+            "query and key must have the same leading axes *B", "Broadcast one of them."
+        )
+    if value is not None and shapes["value"][:-1] != shapes["key"][:-1]:
+        raise refuse(
+            "value (*B, S, K, D) must have key's *B, S and K",
+            "Only its last axis may differ.",
+        )
+    if key_H != H:
+        raise refuse(
+            f"query and key must have one head size H, but got H={H} and {key_H}",
+            "Project both to the same width.",
+        )
+    if H == 0:
+        raise refuse("the head size H must be 1 or more", "There is nothing to score.")
+    if (N % K if K else N) != 0:
+        swapped = S == T or (S and T % S == 0)
+        raise refuse(
+            f"query heads N must be a multiple of key heads K, but got {N=} and {K=}",
+            "The layout is (*B, T, N, H); yours looks like (*B, N, T, H): use "
+            "jnp.swapaxes(x, -3, -2)."
+            if swapped
+            else "Give each key head the same number of query heads.",
+        )
+    return Sizes(tuple(batch), T, S, N, K, H)
+
+
+def _check_floating(caller: str, name: str, array: Any) -> None:
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise TypeError(
+            f"{caller}: {name} must be an array, but got {type(array).__name__}. "
+            "Convert it with jnp.asarray."
+        )
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"{caller}: {name} must be floating point, but got {array.dtype} of shape "
+            f"{tuple(array.shape)}. Cast it, for example with .astype(jnp.float32)."
+        )
+
+
+def check_rule(caller: str, argument: str, rule: Rule | None, sizes: Sizes) -> None:
+    """Raises ValueError unless every array of `rule` has the axes it declares."""
+    if rule is None:
+        return
+    arrays = jax.tree_util.tree_leaves_with_path(rule)
+    for (path, array), letters in zip(arrays, letters_of(rule), strict=True):
+        want, got = sizes.shape(letters), tuple(np.shape(array))
+        scalar = got == () and not set("TS") & set(letters)
+        if not letters or scalar:
+            continue
+        if len(got) != len(want) or any(
+            n not in (1, m) for n, m in zip(got, want, strict=True)
+        ):
+            name = argument + jax.tree_util.keystr(path)
+            axes = ", ".join("*B" if x == "B" else x for x in letters)
+            raise ValueError(
+                f"{caller}: {name} must be ({axes}), each axis full or 1, here "
+                f"{want}, but got {got}. {_cure(got, want, letters)}"
+            )
+
+
+def _cure(got: tuple[int, ...], want: tuple[int, ...], letters: str) -> str:
+    if letters == "BNTS" and len(got) == 2:
+        return (
+            "For one (T, S) array for all, write x[None, None]; for padding of keys, "
+            "jattn.masks.padding(x)."
+        )
+    if letters == "BNTS" and len(got) == 3 and len(want) == 4:
+        return "For one per batch row, write x[:, None]; for one per head, x[None]."
+    if len(got) < len(want):
+        return "Give it the missing axes, of size 1 where it is the same for all."
+    return "Nothing else is broadcast."
+
+
+def one_of(caller: str, name: str, given: Any, options: tuple[str, ...]) -> str:
+    """`given`, which must be one of the options.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if given in options:
+        return given
+    near = difflib.get_close_matches(str(given), options, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{caller}: {name} must be one of {', '.join(map(repr, options))}, but got "
+        f"{given!r}.{hint}"
+    )
+
+
+def check_positions(
+    caller: str, name: str, given: Any, letter: str, sizes: Sizes
+) -> Any:
+    """Positions as an argument, of the rank of (*B, T) or (*B, S), `letter` in full.
+
+    Raises:
+        TypeError: they are not integers.
+        ValueError: they do not broadcast.
+    """
+    array = given if isinstance(given, jax.Array) else np.asarray(given)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(
+            f"{caller}: {name} must be integers, but got {array.dtype}. Cast them "
+            "with .astype(int)."
+        )
+    want = sizes.shape("B" + letter)
+    fits = array.ndim <= len(want) and all(
+        n in (1, m) for n, m in zip(array.shape[::-1], want[::-1], strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"{caller}: {name} must broadcast to (*B, {letter}), here {want}, but got "
+            f"shape {array.shape}. Give one position for each."
+        )
+    array = array.reshape((1,) * (len(want) - array.ndim) + array.shape)
+    if array.shape[-1] != want[-1]:
+        numpy = jnp if isinstance(array, jax.Array) else np
+        array = numpy.broadcast_to(array, (*array.shape[:-1], want[-1]))
+    return array

@@ -1,0 +1,63 @@
+"""From one head to heads, groups of heads and batch."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jattn.core.letters import letters_of, lift
+from jattn.core.tile import Pairs
+
+
+def over_heads(
+    fn: Callable[..., Any],
+    query: jax.Array,
+    keys: tuple[jax.Array, ...],
+    pairs: Pairs,
+    align: str,
+    out_axes: Mapping[str, int],
+) -> Any:
+    """Calls `fn(q, *keys, pairs)` for one head, mapped over K, G and leading axes."""
+    *batch, num_queries, num_heads, head_dim = query.shape
+    num_keys, num_groups = keys[0].shape[-3:-1]
+    groups = (num_groups, num_heads // num_groups)
+    first = num_keys - num_queries if align == "end" else 0
+    if pairs.q_pos is None:
+        q_pos = np.arange(first, first + num_queries, dtype=np.int32)
+        pairs = dataclasses.replace(pairs, q_pos=q_pos)
+    if pairs.k_pos is None:
+        k_pos = np.arange(num_keys, dtype=np.int32)
+        pairs = dataclasses.replace(pairs, k_pos=k_pos)
+    if pairs.scale is None:
+        pairs = dataclasses.replace(pairs, scale=head_dim**-0.5)
+    pairs = pairs.bind(num_queries, num_keys)
+
+    # One symbol per leading axis, K and G for N, and a dot where nothing is named.
+    leading = "abcdefghijklmnopqrstuvwxyz"[: len(batch)]
+    arrays, structure = jax.tree.flatten(pairs)
+    names = []
+    for i, letters in enumerate(letters_of(pairs)):
+        letters = letters.replace("B", leading)
+        ndim = np.ndim(arrays[i])
+        letters = letters[len(letters) - ndim :] if letters else "." * ndim
+        if "N" in letters:
+            axis = letters.index("N")
+            size = np.shape(arrays[i])
+            split = groups if size[axis] == num_heads else (1, 1)
+            arrays[i] = arrays[i].reshape(*size[:axis], *split, *size[axis + 1 :])
+        names.append(letters.replace("N", "KG"))
+
+    def one_head(q: jax.Array, *rest: Any) -> Any:
+        return fn(
+            q, *rest[: len(keys)], jax.tree.unflatten(structure, rest[len(keys) :])
+        )
+
+    return lift(
+        one_head,
+        [query.reshape(*batch, num_queries, *groups, head_dim), *keys, *arrays],
+        [leading + "TKGH", *(leading + x for x in ("SKH", "SKD")[: len(keys)]), *names],
+        leading + "KG",
+        out_axes,
+    )

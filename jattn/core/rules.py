@@ -1,0 +1,215 @@
+"""The two contracts of jattn: a mask and a score rule.
+
+A `Mask` says which query may look at which key; a `Score` changes the score of a
+pair. Both speak of positions, not of array indices, so that a rule means the same in
+a tile, on a device, in a cache and in a packed batch: whoever moves the keys moves
+their positions with them.
+
+A mask answers for the pairs of a tile (`allowed`) and for the tile as a whole
+(`verdict`). Verdicts are Kleene's three-valued logic, with `&` the minimum, `|` the
+maximum and `~` the reflection 2 - x, so whatever is composed can be skipped soundly.
+
+Source: Kleene 1952, Introduction to Metamathematics, section 64 (the strong tables).
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn.core.letters import Lettered, children, lettered
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+"""No pair of the tile is allowed; some may be, or nobody knows; every pair is."""
+
+Array: TypeAlias = jax.Array | np.ndarray
+
+
+class Range(NamedTuple):
+    """The smallest and the largest position in a tile: integers or integer arrays."""
+
+    lo: Any
+    hi: Any
+
+
+class Rule(Lettered):
+    """What masks and score rules have in common."""
+
+    positional: ClassVar[bool] = False
+    """Whether the rule itself, its parts aside, depends on positions."""
+
+    called: ClassVar[str] = ""
+    """The public name of the rule, where it is not that of the class."""
+
+    def bind(self, num_queries: int, num_keys: int) -> Any:
+        """The rule for T queries and S keys; a rule that needs the sizes gets them."""
+        bound = {
+            name: jax.tree.map(
+                lambda part: part.bind(num_queries, num_keys), value, is_leaf=_is_rule
+            )
+            for name, value in self._parts()
+        }
+        return dataclasses.replace(self, **bound) if bound else self  # type: ignore[type-var]
+
+    def walk(self) -> Iterator["Rule"]:
+        """This rule and every rule that it is made of."""
+        yield self
+        for _, value in self._parts():
+            for part in jax.tree.leaves(value, is_leaf=_is_rule):
+                yield from part.walk()
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if "children" in field.metadata:
+                yield field.name, getattr(self, field.name)
+
+    def __repr__(self) -> str:
+        words = re.findall("[A-Z][a-z]*", type(self).__name__)
+        name = self.called or "_".join(words).lower()
+        values = [
+            _shown(getattr(self, field.name))
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            if getattr(self, field.name) is not field.default
+        ]
+        return f"{name}({', '.join(values)})"
+
+
+class Mask(Rule):
+    """Which query may look at which key. Compose with `&`, `|` and `~`."""
+
+    def allowed(self, q_pos: Array, k_pos: Array) -> Any:
+        """Whether each pair of a tile is allowed.
+
+        Args:
+            q_pos: positions of the tile's queries, (T, 1).
+            k_pos: positions of its keys, (1, S).
+
+        Returns:
+            Boolean, broadcastable to (T, S). The arrays of `self` are those of the
+            tile.
+        """
+        raise NotImplementedError
+
+    def verdict(self, q_range: Range, k_range: Range) -> Any:
+        """EMPTY, PARTIAL or FULL for the whole tile; PARTIAL is always sound.
+
+        Args:
+            q_range: the smallest and the largest position of the tile's queries.
+            k_range: the same of its keys.
+        """
+        return PARTIAL
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return _compose(And, "&", self, other)
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return _compose(Or, "|", self, other)
+
+    def __invert__(self) -> "Mask":
+        return Not(self)
+
+
+class Score(Rule):
+    """A change of the scores of a tile."""
+
+    def __call__(self, s: jax.Array, q_pos: Array, k_pos: Array) -> jax.Array:
+        """The changed scores.
+
+        Args:
+            s: scores, (T, S), float32, or float64 for float64 inputs.
+            q_pos: positions of the tile's queries, (T, 1).
+            k_pos: positions of its keys, (1, S).
+
+        Returns:
+            (T, S) of the dtype of `s`; finite wherever `s` is.
+        """
+        raise NotImplementedError
+
+
+def verdict_of(some: Any, every: Any) -> Any:
+    """The verdict from "some pair may be allowed" and "every pair is allowed"."""
+    return 1 * some + 1 * every
+
+
+@lettered
+class And(Mask):
+    """Allows what both masks allow."""
+
+    left: Mask = children()
+    right: Mask = children()
+
+    def allowed(self, q_pos: Array, k_pos: Array) -> Any:
+        return self.left.allowed(q_pos, k_pos) & self.right.allowed(q_pos, k_pos)
+
+    def verdict(self, q_range: Range, k_range: Range) -> Any:
+        left = self.left.verdict(q_range, k_range)
+        right = self.right.verdict(q_range, k_range)
+        return _numpy_of(left, right).minimum(left, right)
+
+    def __repr__(self) -> str:
+        return f"({self.left} & {self.right})"
+
+
+@lettered
+class Or(Mask):
+    """Allows what either mask allows."""
+
+    left: Mask = children()
+    right: Mask = children()
+
+    def allowed(self, q_pos: Array, k_pos: Array) -> Any:
+        return self.left.allowed(q_pos, k_pos) | self.right.allowed(q_pos, k_pos)
+
+    def verdict(self, q_range: Range, k_range: Range) -> Any:
+        left = self.left.verdict(q_range, k_range)
+        right = self.right.verdict(q_range, k_range)
+        return _numpy_of(left, right).maximum(left, right)
+
+    def __repr__(self) -> str:
+        return f"({self.left} | {self.right})"
+
+
+@lettered
+class Not(Mask):
+    """Allows what the mask forbids."""
+
+    inner: Mask = children()
+
+    def allowed(self, q_pos: Array, k_pos: Array) -> Any:
+        return jnp.logical_not(self.inner.allowed(q_pos, k_pos))
+
+    def verdict(self, q_range: Range, k_range: Range) -> Any:
+        return 2 - self.inner.verdict(q_range, k_range)
+
+    def __repr__(self) -> str:
+        return f"~{self.inner}"
+
+
+def _compose(kind: Any, sign: str, left: Mask, right: Any) -> Mask:
+    if not isinstance(right, Mask):
+        raise TypeError(
+            f"masks: {sign} must stand between two masks, but got {left} {sign} "
+            f"{type(right).__name__}. An array becomes one by jattn.masks.dense(array)."
+        )
+    return kind(left, right)
+
+
+def _is_rule(value: Any) -> bool:
+    return isinstance(value, Rule)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(_shown(item) for item in value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    return getattr(value, "__name__", None) or repr(value)
+
+
+def _numpy_of(*values: Any) -> Any:
+    """Numpy, unless a value is traced or on a device: plans made of ints stay ints."""
+    return jnp if any(isinstance(value, jax.Array) for value in values) else np

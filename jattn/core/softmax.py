@@ -1,0 +1,145 @@
+"""Softmax of rows in which keys may be forbidden, whole or in parts.
+
+Forbidden means a score of -inf. Subtracting `where(isneginf(max), 0, max)` before the
+exponential makes a row without any key the identity of everything here, weights 0 and
+log-sum-exp -inf, and no other line needs a case for it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+def mask_scores(scores: jax.Array, allowed: jax.Array | bool) -> jax.Array:
+    """The scores, with those of forbidden pairs at -inf.
+
+    A large negative number in its place would be beaten by lower scores, and is -inf
+    in float16 all the same.
+
+    Args:
+        scores: scores, (..., T, S).
+        allowed: Boolean, broadcastable to (..., T, S); True where a query may look.
+
+    Raises:
+        TypeError: `allowed` is not Boolean.
+
+    Example:
+        >>> mask_scores(jnp.array([1.0, 2.0]), jnp.array([True, False]))
+        Array([  1., -inf], dtype=float32)
+    """
+    if not jnp.issubdtype(jnp.result_type(allowed), jnp.bool_):
+        raise TypeError(
+            "mask_scores: allowed must be Boolean, but got "
+            f"{jnp.result_type(allowed)}. For numbers, write `allowed != 0`."
+        )
+    return jnp.where(allowed, scores, -jnp.inf)
+
+
+def masked_softmax(scores: jax.Array) -> jax.Array:
+    """Softmax over the last axis, in which a score of -inf is a forbidden key.
+
+        p_j = exp(s_j) / sum_l exp(s_l)
+
+    A forbidden key weighs exactly 0. A row sums to one unless every key of it is
+    forbidden: then it is 0.
+
+    Args:
+        scores: scores, (..., S), any floating dtype.
+
+    Returns:
+        Weights of the shape and dtype of `scores`.
+
+    Example:
+        >>> masked_softmax(jnp.array([[0.0, 0.0, -jnp.inf], 3 * [-jnp.inf]]))
+        Array([[0.5, 0.5, 0. ],
+               [0. , 0. , 0. ]], dtype=float32)
+    """
+    forbidden = jnp.isneginf(scores)
+    row_max = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    exps = jnp.exp(scores - jax.lax.stop_gradient(_finite(row_max)))
+    total = jnp.sum(exps, axis=-1, keepdims=True)
+    # Forbidden keys again, because a row with a NaN is NaN in every place.
+    return jnp.where(forbidden, 0, exps / jnp.where(total == 0, 1, total))
+
+
+def logsumexp(scores: jax.Array) -> jax.Array:
+    """Log sum_j exp(s_j) over the last axis: (..., S) to (...); -inf without keys."""
+    row_max = _finite(jnp.max(scores, axis=-1, initial=-jnp.inf))
+    row_max = jax.lax.stop_gradient(row_max)
+    return row_max + _log(jnp.sum(jnp.exp(scores - row_max[..., None]), axis=-1))
+
+
+class SoftmaxState(NamedTuple):
+    """What some queries have seen of some set of keys, before normalisation.
+
+    States of disjoint sets are joined by `merge`, which is associative and
+    commutative and has `empty` as its identity. Whatever splits the keys is a fold of
+    it: over tiles, over parts of a cache, over devices.
+
+    Attributes:
+        max: the largest score; -inf if there was none. (..., T).
+        sum: sum of exp(score - max). (..., T).
+        acc: sum of exp(score - max) * value. (..., T, D).
+
+    Source: Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1.
+    """
+
+    max: jax.Array
+    sum: jax.Array
+    acc: jax.Array
+
+    @classmethod
+    def empty(
+        cls, shape: tuple[int, ...], value_dim: int, dtype: jax.typing.DTypeLike
+    ) -> "SoftmaxState":
+        """The state of rows, (..., T) in `shape`, that have seen no key."""
+        return cls(
+            jnp.full(shape, -jnp.inf, dtype),
+            jnp.zeros(shape, dtype),
+            jnp.zeros((*shape, value_dim), dtype),
+        )
+
+    @classmethod
+    def from_scores(
+        cls,
+        scores: jax.Array,
+        value: jax.Array,
+        precision: jax.lax.PrecisionLike = None,
+    ) -> "SoftmaxState":
+        """The state after one set of keys: scores (..., T, S), value (..., S, D)."""
+        row_max = jnp.max(scores, axis=-1, initial=-jnp.inf)
+        exps = jnp.exp(scores - _finite(row_max)[..., None])
+        acc = jnp.matmul(
+            exps.astype(value.dtype),
+            value,
+            precision=precision,
+            preferred_element_type=scores.dtype,
+        )
+        return cls(row_max, jnp.sum(exps, axis=-1), acc)
+
+    def merge(self, other: "SoftmaxState") -> "SoftmaxState":
+        """The state over the union of two disjoint sets of keys."""
+        row_max = jnp.maximum(self.max, other.max)
+        mine = jnp.exp(self.max - _finite(row_max))
+        others = jnp.exp(other.max - _finite(row_max))
+        return SoftmaxState(
+            row_max,
+            mine * self.sum + others * other.sum,
+            mine[..., None] * self.acc + others[..., None] * other.acc,
+        )
+
+    def finish(self) -> tuple[jax.Array, jax.Array]:
+        """The output (..., T, D) and its log-sum-exp (..., T); 0 and -inf if empty."""
+        total = jnp.where(self.sum == 0, 1, self.sum)
+        return self.acc / total[..., None], _finite(self.max) + _log(self.sum)
+
+
+def _finite(row_max: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isneginf(row_max), 0, row_max)
+
+
+def _log(total: jax.Array) -> jax.Array:
+    """log(total), -inf at 0, with a derivative of 0 there instead of NaN."""
+    some = total != 0
+    return jnp.where(some, jnp.log(jnp.where(some, total, 1)), -jnp.inf)

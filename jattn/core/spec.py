@@ -1,0 +1,24 @@
+"""What is static about a call: the options that select code, not data."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+    """The static options of one attention call; hashable, a part of the jit cache key.
+
+    Attributes:
+        implementation: name of the algorithm.
+        block_sizes: (queries, keys) of a tile, or None where there are no tiles.
+        empty_rows: what a query without keys gets: "zero", or "mean" of all values.
+        align: where the queries stand among the keys when no positions are given,
+            "start" or "end".
+        precision: of the matrix products, as in `jax.lax.dot_general`.
+    """
+
+    implementation: str = "reference"
+    block_sizes: tuple[int, int] | None = None
+    empty_rows: str = "zero"
+    align: str = "start"
+    precision: Any = None

@@ -1,0 +1,3 @@
+"""Layers with parameters, in Flax NNX."""
+
+from jattn.nnx.attention import MultiHeadAttention as MultiHeadAttention

@@ -1,0 +1,124 @@
+"""Score rules: what happens to the score of a pair before the mask.
+
+Given to `attention` as `score=`, one or a tuple of them, applied in order.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn.core.arguments import array_of, tile_views, with_axes
+from jattn.core.letters import leaf, leaves_from, lettered
+from jattn.core.rules import Array, Score
+
+__all__ = ["Score", "additive", "rule", "soft_cap"]
+
+
+@lettered
+class SoftCap(Score):
+    """See `soft_cap`."""
+
+    cap: float | Array = leaf("N")
+
+    def __call__(self, s: jax.Array, q_pos: Array, k_pos: Array) -> jax.Array:
+        cap = jnp.asarray(self.cap, s.dtype)
+        return cap * jnp.tanh(s / cap)
+
+
+def soft_cap(cap: float | Array) -> SoftCap:
+    """Keeps scores within (-cap, cap), smoothly.
+
+    s -> cap * tanh(s / cap)
+
+    Args:
+        cap: a positive number, or an array: a scalar, or one per head (N,).
+
+    Raises:
+        ValueError: cap is known not to be positive and finite.
+
+    Source: Bello et al. 2016, arXiv:1611.09940, section 5.1; Gemma Team 2024,
+        arXiv:2408.00118, section 2.
+
+    Example:
+        >>> soft_cap(50.0)(jnp.array([[1e4]]), None, None)
+        Array([[50.]], dtype=float32)
+    """
+    if not isinstance(cap, (int, float)):
+        cap = array_of("soft_cap", "cap", cap, np.floating)
+    elif not 0 < cap < math.inf:
+        raise ValueError(
+            f"soft_cap: cap must be positive and finite, but got cap={cap}. To have "
+            "no cap, leave the rule out."
+        )
+    return SoftCap(cap)
+
+
+@lettered
+class Additive(Score):
+    """See `additive`."""
+
+    bias: Array = leaf("BNTS")
+
+    def __call__(self, s: jax.Array, q_pos: Array, k_pos: Array) -> jax.Array:
+        return s + jnp.asarray(self.bias, s.dtype)
+
+
+def additive(bias: Array) -> Additive:
+    """Adds a bias to the scores.
+
+    s -> s + bias
+
+    Args:
+        bias: floating point, (*B, N, T, S), each axis full or 1. It has the rank of
+            query; nothing is broadcast from fewer axes.
+
+    Raises:
+        TypeError: bias is Boolean or of integers.
+    """
+    return Additive(array_of("additive", "bias", bias, np.floating))
+
+
+@lettered
+class CustomScore(Score):
+    """See `rule`."""
+
+    fn: Callable[..., Any]
+    arrays: tuple[Array, ...] = leaves_from("axes")
+    axes: tuple[str, ...] = ()
+
+    called = "rule"
+    positional = True
+
+    def __call__(self, s: jax.Array, q_pos: Array, k_pos: Array) -> jax.Array:
+        return self.fn(s, q_pos, k_pos, *tile_views(self.arrays, self.axes))
+
+
+def rule(
+    fn: Callable[..., Any], *arrays: Array, axes: Sequence[str] | None = None
+) -> CustomScore:
+    """Changes scores by a function of them and the positions.
+
+    Args:
+        fn: `fn(s, q_pos, k_pos, *arrays) -> s`, elementwise over (T, S), (T, 1) and
+            (1, S). It keeps the shape and the dtype of `s`, and is finite where `s`
+            is. Inside `jax.jit` the function itself is part of the cache's key: use
+            the same one again, not a fresh lambda.
+        *arrays: what else it needs; gradients reach them.
+        axes: the letters of each array, of "BNTS" and in that order. An array with T
+            or S reaches `fn` as the tile's part of it, T as (T, 1) and S as (1, S);
+            B and N are mapped away. By default "", which passes it whole.
+
+    Raises:
+        ValueError: `axes` does not name the axes of each array.
+
+    Example:
+        >>> def distance(s, q_pos, k_pos, slope):
+        ...     return s - slope * jnp.abs(q_pos - k_pos)
+        >>> rule(distance, np.array([0.5, 0.25], np.float32), axes=["N"])
+        rule(distance, float32[2], 'N')
+    """
+    return CustomScore(fn, *with_axes("scores.rule", arrays, axes))

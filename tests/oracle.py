@@ -1,0 +1,55 @@
+"""Attention in float64 numpy, and the tolerances of everything compared with it."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+TOLERANCE = {
+    jnp.dtype(jnp.float64): dict(rtol=1e-12, atol=1e-12),
+    jnp.dtype(jnp.float32): dict(rtol=2e-5, atol=2e-6),
+    jnp.dtype(jnp.float16): dict(rtol=4e-3, atol=2e-3),
+    jnp.dtype(jnp.bfloat16): dict(rtol=2e-2, atol=1e-2),
+}
+"""Largest error against the oracle, by the dtype of the inputs."""
+
+
+def assert_close(got, want, dtype=jnp.float32, name=""):
+    got = np.asarray(got, np.float64)
+    np.testing.assert_allclose(got, want, err_msg=name, **TOLERANCE[jnp.dtype(dtype)])
+
+
+class Dense(NamedTuple):
+    """Results with everything kept."""
+
+    out: np.ndarray  # (*B, T, N, D)
+    lse: np.ndarray  # (*B, T, N)
+    weights: np.ndarray  # (*B, N, T, S)
+
+
+def dense_attention(q, k, v, allowed=True, scale=None, score=lambda s: s, bias=0.0):
+    """Whole rows in float64, heads repeated, for finite vectors.
+
+    allowed and bias broadcast to (*B, N, T, S); score maps the scaled scores.
+    """
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    groups = q.shape[-2] // k.shape[-2]
+    k, v = np.repeat(k, groups, -2), np.repeat(v, groups, -2)
+    scale = q.shape[-1] ** -0.5 if scale is None else np.asarray(scale, np.float64)
+    if np.ndim(scale):
+        scale = scale[:, None, None]
+    s = score(np.einsum("...tnh,...snh->...nts", q, k) * scale)
+    s = np.where(allowed, s + np.asarray(bias, np.float64), -np.inf)
+    top = s.max(-1, keepdims=True, initial=-np.inf)
+    e = np.exp(s - np.where(np.isfinite(top), top, 0))
+    total = e.sum(-1, keepdims=True)
+    weights = e / np.where(total > 0, total, 1)
+    with np.errstate(divide="ignore"):
+        lse = (np.where(np.isfinite(top), top, 0) + np.log(total))[..., 0]
+    out = np.einsum("...nts,...snd->...tnd", weights, v)
+    return Dense(out, np.moveaxis(lse, -2, -1), weights)
+
+
+def normal(seed, *shape, dtype=np.float64):
+    """Standard normal numbers, the same on every machine."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)

@@ -1,0 +1,120 @@
+"""The command line refuses the impossible in one line, before it writes anything."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from experiments.__main__ import main
+from experiments.progress import Prefixed, display
+
+COMMANDS = ("train", "sweep", "theory", "coord", "report", "sample")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory, with an empty and a short text."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("not much to learn from")
+    (tmp_path / "swept.toml").write_text("[sweep]\nseed = [0, 1]")
+    return tmp_path
+
+
+def refusal(here, capsys, *args):
+    """The one line on stderr of a command that must fail and write nothing."""
+    before = sorted(here.rglob("*"))
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert sorted(here.rglob("*")) == before
+    return err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[optim]\nlearning_rte = 1e-3", "'optim.learning_rte'; the keys here are lr"),
+        ("[modle]\nd_k = 16", "did you mean 'model'?"),
+        ("[model]\nd_k = 15", "model.d_k = 15 must be even"),
+        ("[optim]\nlr = -3e-3", "optim.lr = -0.003 must be positive"),
+        ("seed = 1\nseed = 2", "is not TOML"),
+        ("[data]\nsource = 'absent.txt'", "there is no such file"),
+        ("[data]\nsource = 'empty.txt'", "is empty"),
+        ("[data]\nsource = 'short.txt'", "needs 65 bytes, but this split has 20"),
+    ],
+)
+def test_a_bad_config_is_refused(here, capsys, text, message):
+    (here / "bad.toml").write_text(text)
+    assert message in refusal(here, capsys, "train", "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("train absent.toml", "absent.toml: No such file"),
+        ("train swept.toml", "use the command sweep"),
+        ("sweep swept.toml --seed 3", "'seed' is varied by [sweep]"),
+        ("sweep swept.toml --optim.lrr 3", "did you mean 'optim.lr'?"),
+        ("theory swept.toml --theory.keys few", "theory.keys: invalid literal"),
+        ("report absent", "absent holds no experiment"),
+        ("sample absent --prompt x", "absent holds no training run"),
+        ("sample absent", "required: --prompt"),
+        ("dance", "invalid choice: 'dance'"),
+        ("", "required: COMMAND"),
+    ],
+)
+def test_a_bad_command_line_is_refused(here, capsys, args, message):
+    assert message in refusal(here, capsys, *args.split())
+
+
+def test_help_lists_the_commands_with_one_line_each(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("  COMMAND") + 1
+    listed = lines[first : first + len(COMMANDS)]
+    assert stop.value.code == 0
+    assert tuple(line.split()[0] for line in listed) == COMMANDS
+    assert all(line.endswith(".") for line in listed)
+
+
+def test_help_of_a_config_lists_every_setting(here, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "swept.toml", "--help"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert "--optim.lr" in out and "peak learning rate" in out
+
+
+def test_the_command_line_starts_without_jax():
+    code = "import sys, experiments.__main__; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def steps_of_a_task(console):
+    with display(console) as progress:
+        task = Prefixed(progress, "1/2")
+        task.start("run", total=1000)
+        for step in range(1, 1001):
+            task.update(step, loss=2.345678, tokens_per_second=51234.5)
+        task.finish("done")
+
+
+def test_away_from_a_terminal_progress_is_a_few_plain_lines():
+    out = io.StringIO()
+    steps_of_a_task(Console(file=out))
+    first, *between, last = out.getvalue().splitlines()
+    assert (first, last) == ("1/2  run", "1/2  done")
+    assert between[0] == "  1/1000  loss 2.346  tokens/s 51,234" and len(between) == 5
+
+
+def test_on_a_terminal_the_bar_leaves_only_the_message():
+    out = io.StringIO()
+    steps_of_a_task(Console(file=out, force_terminal=True, width=120))
+    assert "loss 2.346" in out.getvalue()
+    assert out.getvalue().endswith("1/2  done\n")
+    assert "\x1b[?25h" in out.getvalue()  # the cursor is back

@@ -1,0 +1,322 @@
+"""The report: complete, self-contained, and as honest as the numbers it is given."""
+
+import json
+import re
+from html.parser import HTMLParser
+from io import StringIO
+from itertools import product
+from typing import ClassVar
+
+import pytest
+from rich.console import Console
+
+from experiments.config import Config, to_dict
+from experiments.report import MEASURES, _format, print_tables, write_report
+
+SECTIONS = [
+    "what-was-run",
+    "theory",
+    "initialisation",
+    "coordinate-check",
+    "training",
+    "conclusion",
+]
+BASELINES = {"unigram": 3.31, "bigram": 2.43, "trigram": 2.05}
+
+
+def measures(scale, d_k):
+    """About what a small unscaled (or scaled) transformer shows before training."""
+    strength = d_k / 16 if scale == "none" else 0.25
+    spread = d_k**0.5 if scale == "none" else 1.0
+    return {
+        "row_norm_median": 0.06 / strength**1.4,
+        "row_norm_rms": 0.08,
+        "dead_share": 1 - 1 / max(1.0, strength) ** 0.3,
+        "entropy": 0.9 / spread**0.8,
+        "max_probability": 1 - 0.8 / spread,
+        "saturated_share": 0.8 - 0.8 / spread,
+        "softmax_derivative": 0.9 / spread,
+        "logit_std": spread,
+        "logit_max": 4 * spread,
+        "wq_gradient_norm": 0.26 * strength**0.6,
+        "wk_gradient_norm": 0.24 * strength**0.6,
+    }
+
+
+def loss(scale, d_k, lr, seed):
+    cost = {"none": 0.06 + 0.015 * d_k**0.5 / 4, "sqrt": 0.0}.get(scale, 0.03)
+    wobble = 0.004 * (seed % 2) if scale == "none" else 0.0
+    return 2.33 + cost - 5 * (lr - 3e-3) + wobble + 0.01 * seed
+
+
+def write_run(
+    directory, scale="none", d_k=16, lr=3e-3, seed=0, *, value=None, diverged=False,
+    probe=measures, **model,
+):  # fmt: skip
+    config = to_dict(Config(seed=seed))
+    config["model"] |= {"scale": scale, "d_k": d_k, **model}
+    config["optim"]["lr"] = lr
+    tag = "-".join([scale, str(d_k), f"{lr:g}", str(seed), *map(str, model.values())])
+    run = directory / tag
+    run.mkdir(parents=True)
+    value = loss(scale, d_k, lr, seed) if value is None else value
+    mean = {"heads": [[probe(scale, d_k)] * 2] * 2, "mean": probe(scale, d_k)}
+    summary = {
+        "id": tag,
+        "config": config,
+        "status": "diverged" if diverged else "finished",
+        "metrics": {
+            "step": 17 if diverged else 360,
+            "train_loss": None if diverged else value,
+            "validation_loss": None if diverged else value,
+        },
+        "corpus": {"name": "plays <&>", "bytes": 5300000, "sha256": "ab" * 32},
+        "baselines": BASELINES,
+        "probe": {"initial": mean, "final": None if diverged else mean},
+    }
+    if diverged:
+        summary["reason"] = "loss is nan at step 17"
+    (run / "summary.json").write_text(json.dumps(summary))
+    lines = [
+        {"step": s, "loss": value + 2.6 / (1 + s / 25)}
+        for s in range(20, 361 if not diverged else 17, 20)
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return tag
+
+
+def write_sweep(directory, runs, **extra):
+    sweep = {
+        "name": "scaling",
+        "runs": runs,
+        "config": to_dict(Config()),
+        "sweep": {"model.scale": ["none", "sqrt"]},
+        "machine": {"python": "3.11", "jax": "0.10.2", "date": "2030-01-01"},
+    }
+    (directory / "sweep.json").write_text(json.dumps(sweep | extra))
+
+
+def write_theory(directory, shift=0.5):
+    def quantity(value):
+        error = 0.005 * value
+        return {
+            "quadrature": value,
+            "monte_carlo": value + shift * error,
+            "standard_error": error,
+        }
+
+    rows = [
+        {
+            "d_k": d_k,
+            "scale": scale,
+            "trace": quantity(0.96 if scale == "sqrt" else 2.3 / d_k**0.5),
+            "entropy": quantity(3.68 if scale == "sqrt" else 5 / d_k**0.5),
+        }
+        for d_k, scale in product((16, 64, 256, 1024), ("none", "sqrt"))
+    ]
+    (directory / "theory.json").write_text(json.dumps({"keys": 64, "rows": rows}))
+
+
+def write_coord(directory):
+    d_k, steps = [16, 64, 256, 1024], [0, 1, 4, 16]
+    slopes = {
+        "none": [0.5, 0.5, 0.55, 0.65],
+        "sqrt": [0.0, 0.01, 0.08, 0.19],
+        "inv": [-0.5, -0.48, -0.39, -0.22],
+        "init": [0.0, 0.21, 0.39, 0.54],
+    }
+    scales = {
+        scale: {"std": [[0.8 * d**s for d in d_k] for s in slope], "slope": slope}
+        for scale, slope in slopes.items()
+    }
+    coord = {"lr": 3e-3, "d_k": d_k, "steps": steps, "scales": scales}
+    (directory / "coord.json").write_text(json.dumps(coord))
+
+
+def write_everything(directory):
+    """Two arms and one more scale, three d_k, two learning rates, three seeds."""
+    points = product(("none", "sqrt", "inv"), (16, 64, 256), (3e-3, 1e-2), range(3))
+    runs = [write_run(directory, *point) for point in points]
+    runs.append(write_run(directory, "none", 256, 3e-2, 0, diverged=True))
+    write_sweep(directory, [*runs, "missing"])
+    write_theory(directory)
+    write_coord(directory)
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A directory that holds every file, to be changed."""
+    write_everything(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The page and the printed tables of such a directory."""
+    directory = tmp_path_factory.mktemp("sweep")
+    write_everything(directory)
+    return page(directory), printed(directory)
+
+
+def page(directory):
+    return write_report(directory).read_text()
+
+
+def printed(directory):
+    console = Console(file=StringIO(), width=300)
+    print_tables(directory, console)
+    return console.file.getvalue()
+
+
+def heading(text, id):
+    """The text of one section."""
+    start = text.index(f'<h2 id="{id}">')
+    return text[start : text.index("</section>", start)]
+
+
+def test_every_section_is_there_in_order(whole):
+    text = whole[0]
+    places = [text.index(f'<h2 id="{id}">') for id in SECTIONS]
+    assert places == sorted(places)
+    assert all(f'href="#{id}"' in text for id in SECTIONS)
+
+
+def test_the_page_needs_nothing_else(whole):
+    text = whole[0]
+    for word in ("http", "<script", "<link", "src=", "@import", "url(http", "<?xml"):
+        assert word not in text, word
+    assert '<meta name="viewport"' in text
+    assert text.count("<svg") == 4
+    assert text.count('class="scroll"') == text.count("<table>")
+
+
+def test_the_page_is_well_formed(whole):
+    class Nesting(HTMLParser):
+        stack: ClassVar[list[str]] = []
+
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "br", "hr"):
+                self.stack.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.stack.pop() == tag
+
+    Nesting().feed(whole[0])
+    assert not Nesting.stack
+
+
+def test_identifiers_are_unique(whole):
+    ids = re.findall(r' id="([^"]*)"', whole[0])
+    assert len(set(ids)) == len(ids)
+
+
+def test_names_from_outside_are_escaped(whole):
+    assert "plays &lt;&amp;&gt;" in whole[0]
+    assert "plays <&>" not in whole[0]
+
+
+def test_the_same_files_give_the_same_page(full):
+    text = page(full)
+    assert page(full) == text
+
+
+def test_both_renderings_show_the_same_cells(whole):
+    text, terminal = whole[0], whole[1]
+    for cell in ("0.0763 ± 0.0057", "trigram", "0.00862", "-0.390", "0.5764 ± 0.003"):
+        assert cell in text, cell
+        assert cell in terminal, cell
+    assert all(name in text for name in MEASURES.values())
+
+
+def test_floats_have_three_significant_digits():
+    floats = {2.3456: "2.35", 123.4: "123", 0.0: "0.00", 1.234e-6: "1.23e-06"}
+    assert all(_format(value) == text for value, text in floats.items())
+    assert _format(123456) == "123456"
+    assert _format(None) == "–"
+
+
+def test_an_unfinished_run_is_named(whole):
+    assert "missing" in heading(whole[0], "what-was-run")
+
+
+def test_a_diverged_run_is_listed_with_its_reason(whole):
+    training = heading(whole[0], "training")
+    assert "Diverged runs" in training
+    assert "loss is nan at step 17" in training
+    assert "flatters its arm" in training
+
+
+def test_runs_of_another_sweep_in_the_directory_are_left_out(full):
+    write_run(full, "sqrt", 1024)
+    assert "1024" not in heading(page(full), "initialisation")
+
+
+def test_the_usual_story_holds_in_part_where_only_the_norms_contradict(whole):
+    conclusion = heading(whole[0], "conclusion")
+    assert "suffers”: holds in part" in conclusion
+    assert "4 × holds, 1 × does not hold" in conclusion
+    assert "Why the gradient norms of W_Q and W_K grow" in conclusion
+    assert "A claim holds if all its conditions are met" in conclusion
+
+
+def test_opposite_numbers_give_the_opposite_verdict(tmp_path):
+    swapped = {"none": "sqrt", "sqrt": "none"}
+    for scale, d_k, seed in product(swapped, (16, 256), range(3)):
+        value = loss(swapped[scale], d_k, 3e-3, seed)
+        write_run(tmp_path, scale, d_k, seed=seed, value=value,
+                  probe=lambda _, d_k: measures("sqrt", d_k))  # fmt: skip
+    conclusion = heading(page(tmp_path), "conclusion")
+    assert "suffers”: does not hold" in conclusion
+    assert "1 × not resolved, 4 × does not hold" in conclusion
+    assert "Why the gradient norms" not in conclusion
+
+
+def test_one_seed_is_not_resolved(tmp_path):
+    for scale in ("none", "sqrt"):
+        write_run(tmp_path, scale)
+    assert "one seed: not resolved" in heading(page(tmp_path), "training")
+    assert "one seed: not resolved" in printed(tmp_path)
+
+
+def test_another_setting_that_varies_has_a_column_and_is_not_mixed(tmp_path):
+    for scale, init, seed in product(("none", "sqrt"), ("gpt2", "lecun"), range(2)):
+        value = 2 + seed / 10 + (scale == "none") * (0.1 if init == "gpt2" else 0.3)
+        write_run(tmp_path, scale, seed=seed, value=value, init=init)
+    gap = printed(tmp_path).split("Gap at equal")[1].splitlines()
+    assert any("init gpt2" in line and "0.1 ±" in line for line in gap)
+    assert any("init lecun" in line and "0.3 ±" in line for line in gap)
+
+
+def test_a_disagreeing_law_is_said_to_disagree(tmp_path):
+    write_theory(tmp_path, shift=9)
+    assert "in 0 of 16 comparisons" in heading(page(tmp_path), "theory")
+
+
+@pytest.mark.parametrize("missing", ["theory.json", "coord.json", "sweep.json"])
+def test_a_missing_file_is_said_to_be_missing(full, missing):
+    (full / missing).unlink()
+    text = page(full)
+    assert all(f'<h2 id="{id}">' in text for id in SECTIONS)
+    assert (f"{missing} is missing" in text) == (missing != "sweep.json")
+    printed(full)
+
+
+def test_an_empty_directory_has_a_report_that_says_so(tmp_path):
+    text = page(tmp_path)
+    assert text.count("No run has finished") == 3
+    assert "suffers”: not resolved" in text
+    printed(tmp_path)
+
+
+def test_a_single_run_has_a_report(tmp_path):
+    tag = write_run(tmp_path)
+    assert "Only one arm has runs" in page(tmp_path)
+    assert "Only one arm has runs" in page(tmp_path / tag)
+
+
+def test_runs_that_all_diverged_have_a_report(tmp_path):
+    for scale in ("none", "sqrt"):
+        write_run(tmp_path, scale, diverged=True)
+    text = page(tmp_path)
+    assert "no finished pair: not resolved" in text
+    assert "After training" not in text
