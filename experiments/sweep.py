@@ -1,0 +1,141 @@
+"""A whole experiment: theory, coordinate check, every training run, and the report.
+
+What is finished is never computed again: an interrupted experiment continues where it
+stopped when it is started again.
+"""
+
+import os
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.config import Config, ConfigError, grid, run_id, to_dict
+from experiments.coord import coordinate_check
+from experiments.data import Corpus, check_length, load_corpus
+from experiments.files import read_json, write_json
+from experiments.progress import Prefixed, Progress
+from experiments.report import write_report
+from experiments.theory import theory_table
+from experiments.train import train
+
+# Settings that the coordinate check depends on.
+COORD_SETTINGS = ("seed", "data", "model", "optim", "coord")
+
+
+def sweep(
+    config: Config, lists: dict[str, list[Any]], progress: Progress, command: str = ""
+) -> Path:
+    """Compute what is missing of an experiment. A diverged run is a result like others.
+
+    Args:
+        config: the settings that all runs share.
+        lists: what is varied, as in `grid`.
+        progress: where to say what is being done.
+        command: what was typed to get here, for the report.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        ConfigError: a setting or a text does not fit; nothing has been computed then.
+    """
+    points = grid(config, lists)
+    sources = {point.data.source for point in [config, *points]}
+    corpora = {source: load_corpus(source) for source in sources}
+    for point in [config, *points]:
+        check_length(corpora[point.data.source], point)
+    directory = experiment_directory(config)
+    description = _description(config, lists, points) | {"command": command}
+    write_json(directory / "sweep.json", description)
+    theory(config, progress)
+    coord(config, corpora[config.data.source], progress)
+    for number, point in enumerate(points, start=1):
+        varied = [f"{p.split('.')[-1]}={attrgetter(p)(point)}" for p in lists]
+        prefix = " ".join([f"{number}/{len(points)}", *varied])
+        run(point, corpora[point.data.source], Prefixed(progress, prefix))
+    return write_report(directory)
+
+
+def run(config: Config, corpus: Corpus, progress: Progress) -> dict[str, Any]:
+    """The summary of a training run, which is trained unless it is finished.
+
+    Raises:
+        ConfigError: the finished run has seen another text than `corpus`.
+    """
+    directory = experiment_directory(config) / run_id(config)
+    if not (directory / "summary.json").exists():
+        return train(config, corpus, directory, progress)
+    summary = read_json(directory / "summary.json")
+    if summary["corpus"]["sha256"] != corpus.sha256:
+        raise ConfigError(f"{directory} holds a run on another text; set another name")
+    progress.finish("finished before")
+    return summary
+
+
+def theory(config: Config, progress: Progress) -> dict[str, Any]:
+    """The table of `theory_table`, kept in theory.json."""
+    path = experiment_directory(config) / "theory.json"
+    settings = to_dict(config)["theory"]
+
+    def compute() -> dict[str, Any]:
+        progress.start("theory", total=1)
+        return theory_table(config.theory)
+
+    return _kept(path, settings, compute, progress)
+
+
+def coord(config: Config, corpus: Corpus, progress: Progress) -> dict[str, Any]:
+    """The table of `coordinate_check`, kept in coord.json."""
+    path = experiment_directory(config) / "coord.json"
+    table = to_dict(config)
+    settings = {key: table[key] for key in COORD_SETTINGS} | {"sha256": corpus.sha256}
+    return _kept(
+        path, settings, lambda: coordinate_check(config, corpus, progress), progress
+    )
+
+
+def experiment_directory(config: Config) -> Path:
+    """Where an experiment keeps its results."""
+    return Path(config.out) / config.name
+
+
+def _kept(
+    path: Path,
+    settings: dict[str, Any],
+    compute: Callable[[], dict[str, Any]],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Read a result from its file, or compute it if it is of other settings."""
+    if path.exists():
+        result = read_json(path)
+        if result["settings"] == settings:
+            progress.finish(f"{path.stem}  finished before")
+            return result
+    result = compute() | {"settings": settings}
+    write_json(path, result)
+    progress.finish(f"{path.stem}  finished")
+    return result
+
+
+def _description(
+    config: Config, lists: dict[str, list[Any]], points: list[Config]
+) -> dict[str, Any]:
+    """What sweep.json holds."""
+    return {
+        "name": config.name,
+        "runs": [run_id(point) for point in points],
+        "config": to_dict(config),
+        "sweep": lists,
+        "machine": {
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "platform": f"{platform.platform()}, {jax.default_backend()}",
+            "cpu_count": os.cpu_count(),
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        },
+    }

@@ -1,0 +1,46 @@
+"""The whole experiment, small: from a config to a report, once and again."""
+
+import json
+
+import pytest
+
+from experiments.__main__ import main
+
+SECTIONS = (
+    "what-was-run",
+    "theory",
+    "initialisation",
+    "coordinate-check",
+    "training",
+    "conclusion",
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    assert main(["sweep", "configs/smoke.toml", "--out", str(out)]) == 0
+    return out / "smoke"
+
+
+def test_the_report_has_every_section(directory):
+    page = (directory / "report.html").read_text()
+    for section in SECTIONS:
+        assert f'id="{section}"' in page
+    assert page.count("<svg") >= 3
+
+
+def test_every_run_of_the_grid_is_finished(directory):
+    runs = json.loads((directory / "sweep.json").read_text())["runs"]
+    assert len(set(runs)) == 4
+    for run in runs:
+        summary = json.loads((directory / run / "summary.json").read_text())
+        assert summary["status"] == "finished" and summary["id"] == run
+
+
+def test_a_second_sweep_computes_nothing_again(directory, capsys):
+    files = [x for x in directory.rglob("*.json*") if x.name != "sweep.json"]
+    before = {path: path.stat().st_mtime_ns for path in files}
+    out = directory.parent
+    assert main(["sweep", "configs/smoke.toml", "--out", str(out)]) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in files}

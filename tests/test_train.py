@@ -1,0 +1,220 @@
+"""Training: the schedule, the optimiser, and runs that are interrupted."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import experiments.train as module
+from experiments.checkpoint import restore_parameters
+from experiments.config import (
+    Config,
+    ConfigError,
+    Data,
+    Evaluation,
+    Logging,
+    Model,
+    Optim,
+    Probe,
+    to_dict,
+)
+from experiments.data import Corpus, load_corpus
+from experiments.progress import Silent
+from experiments.sample import sample
+from experiments.step import initialise, next_byte_loss, schedule, train_step
+from experiments.train import train
+
+CONFIG = Config(
+    data=Data(context=8, batch=2),
+    model=Model(layers=1, d_model=8, heads=2, d_k=4, d_v=3, d_ff=8),
+    optim=Optim(steps=10, lr=1e-2),
+    evaluation=Evaluation(tokens=64),
+    logging=Logging(every=2, checkpoint_every=3),
+    probe=Probe(batch=2),
+)
+STATIC = dataclasses.replace(CONFIG.optim, lr=1.0)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 100)
+    return load_corpus(str(path))
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+    """A run that was never interrupted: its directory and its summary."""
+    directory = tmp_path_factory.mktemp("finished")
+    return directory, train(CONFIG, corpus, directory, Silent())
+
+
+class Interrupting(Silent):
+    """Interrupts, as Ctrl-C does, once `step` is reached."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def update(self, step, **numbers):
+        if step >= self.step:
+            raise KeyboardInterrupt
+
+
+def test_the_first_update_is_not_wasted_and_the_peak_is_reached_once():
+    rates = [
+        float(schedule(Optim(steps=20, warmup_fraction=0.2))(u)) for u in range(20)
+    ]
+    np.testing.assert_allclose(rates[:4], [0.25, 0.5, 0.75, 1.0], rtol=1e-6)
+    assert max(rates) == 1.0 and rates[4:] == sorted(rates[4:], reverse=True)
+    assert 0 < rates[-1] < 0.02
+    assert float(schedule(Optim(steps=20, warmup_fraction=0.0))(0)) == 1.0
+
+
+def test_the_loss_of_a_uniform_guess_is_the_log_of_the_vocabulary():
+    loss = next_byte_loss(jnp.zeros((2, 3, 256)), jnp.zeros((2, 3), int))
+    assert float(loss) == pytest.approx(np.log(256))
+
+
+def test_clipping_bounds_the_update_of_plain_gradients():
+    graph, state = initialise(CONFIG)
+    tokens, one = jnp.ones((2, 9), int), jnp.float32(1)
+    tight = dataclasses.replace(STATIC, clip_norm=1e-3)
+    _, free = train_step(graph, STATIC, state, tokens, 0, one, one)
+    clipped, numbers = train_step(graph, tight, state, tokens, 0, one, one)
+    assert numbers["gradient_norm"] == free["gradient_norm"] > 1e-3
+    moments = jax.tree.leaves(clipped.moments)
+    means = [x for x in moments if x.ndim][: len(jax.tree.leaves(state.params))]
+    norm = np.sqrt(sum(float((x**2).sum()) for x in means)) / (1 - STATIC.b1)
+    assert norm == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_arms_that_differ_in_factor_and_rate_share_one_compilation():
+    before = train_step._cache_size()
+    for d_k, scale, rate in ((10, 1.0, 1e-3), (10, 0.3, 1e-2)):
+        model = dataclasses.replace(CONFIG.model, d_k=d_k)
+        graph, state = initialise(dataclasses.replace(CONFIG, model=model))
+        tokens = jnp.ones((2, 9), jnp.int32)
+        numbers = jnp.float32(rate), jnp.float32(scale)
+        train_step(graph, STATIC, state, tokens, 0, *numbers)
+    assert train_step._cache_size() == before + 1
+
+
+def test_training_lowers_the_loss_and_writes_what_it_promises(finished):
+    directory, summary = finished
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2, 4, 6, 8, 10]
+    assert json.loads(lines[-1])["loss"] < json.loads(lines[0])["loss"]
+    assert json.loads((directory / "summary.json").read_text()) == summary
+    assert summary["config"] == to_dict(CONFIG) and summary["status"] == "finished"
+    assert summary["probe"]["initial"] != summary["probe"]["final"]
+    bits = summary["metrics"]["validation_loss"] / np.log(2)
+    assert summary["metrics"]["bits_per_byte"] == pytest.approx(bits)
+
+
+@pytest.mark.parametrize("step", [2, 6, 10])
+def test_an_interrupted_run_ends_bitwise_as_an_uninterrupted_one(
+    corpus, finished, tmp_path, step
+):
+    directory, summary = finished
+    with pytest.raises(KeyboardInterrupt):
+        train(CONFIG, corpus, tmp_path, Interrupting(step))
+    assert not (tmp_path / "summary.json").exists()
+    assert train(CONFIG, corpus, tmp_path, Silent()) == summary
+    metrics = (tmp_path / "metrics.jsonl").read_bytes()
+    assert metrics == (directory / "metrics.jsonl").read_bytes()
+    for got, want in zip(*map(parameters, (tmp_path, directory)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def parameters(directory):
+    from flax import nnx
+
+    return jax.tree.leaves(nnx.state(restore_parameters(directory)[1], nnx.Param))
+
+
+def test_a_killed_run_ends_bitwise_as_an_uninterrupted_one(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 100)
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f"""out = "{tmp_path}"
+        data = {{ source = "{text}", context = 8, batch = 2 }}
+        model = {{ layers = 1, d_model = 8, heads = 2, d_k = 4, d_v = 3, d_ff = 8 }}
+        optim = {{ steps = 600 }}
+        evaluation = {{ tokens = 64 }}
+        logging = {{ every = 5, checkpoint_every = 50 }}
+        probe = {{ batch = 2 }}"""
+    )
+
+    def command(name):
+        args = [sys.executable, "-m", "experiments", "train", str(config)]
+        env = os.environ | {"JAX_PLATFORMS": "cpu"}
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(
+            [*args, "--name", name], env=env, stdout=quiet, stderr=quiet
+        )
+
+    def result(name, file):
+        (path,) = (tmp_path / name).glob(f"*/{file}")
+        return path.read_bytes()
+
+    killed = command("killed")
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "killed").glob("*/checkpoints/50")):
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not list((tmp_path / "killed").glob("*/summary.json"))
+    for name in ("killed", "whole"):
+        assert command(name).wait() == 0
+    killed, whole = (json.loads(result(x, "summary.json")) for x in ("killed", "whole"))
+    assert killed["metrics"] == whole["metrics"] and killed["probe"] == whole["probe"]
+    assert result("killed", "metrics.jsonl") == result("whole", "metrics.jsonl")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_says_so(
+    corpus, tmp_path, monkeypatch
+):
+    def diverging(*args):
+        state, numbers = train_step(*args)
+        return state, numbers | {"loss": jnp.where(args[4] == 4, jnp.nan, 1.0)}
+
+    monkeypatch.setattr(module, "train_step", diverging)
+    summary = train(CONFIG, corpus, tmp_path, Silent())
+    assert summary["status"] == "diverged" and summary["metrics"]["step"] == 4
+    assert summary["reason"] == "loss is nan at step 5"
+    assert summary["metrics"]["validation_loss"] is None
+    assert summary["probe"]["initial"] and summary["probe"]["final"] is None
+
+
+def test_the_directory_of_another_run_is_refused_and_left_alone(corpus, finished):
+    directory, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    other = dataclasses.replace(CONFIG, seed=1)
+    with pytest.raises(ConfigError, match="another config"):
+        train(other, corpus, directory, Silent())
+    with pytest.raises(ConfigError, match="another text"):
+        train(CONFIG, Corpus("x", corpus.data, "0" * 64), directory, Silent())
+    assert before == {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+
+
+def test_a_trained_model_continues_a_prompt(finished, tmp_path):
+    directory, _ = finished
+    greedy = [
+        sample(directory, b"the quick", tokens=4, temperature=0) for _ in range(2)
+    ]
+    assert greedy[0] == greedy[1] and len(greedy[0]) == 4
+    with pytest.raises(ConfigError, match="empty"):
+        sample(directory, b"")
+    _, model = restore_parameters(directory)
+    logits = model(jnp.asarray([list(b"he quick")]))
+    assert int(logits[0, -1].argmax()) == greedy[0][0]
