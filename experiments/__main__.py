@@ -92,7 +92,7 @@ def coord(args: argparse.Namespace) -> None:
 
 def report(args: argparse.Namespace) -> None:
     """Write the report of what has been run so far."""
-    if not any((args.directory / f"{x}.json").exists() for x in ("sweep", "summary")):
+    if not any((args.directory / f"{x}.json").exists() for x in ("sweep", "config")):
         raise ConfigError(f"{args.directory} holds no experiment")
     from experiments.report import write_report
 

@@ -1,21 +1,20 @@
-"""What a sweep shows: paired gaps, intervals, and verdicts by rules that are printed.
+"""What the runs show: paired gaps, and verdicts by rules that are printed.
 
 The arms are scale "none" (no factor) and "sqrt" (1/sqrt(d_k)), paired by seed: same
 data in the same order and the same random draws.
 """
 
-import json
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from experiments.files import read_json
+from experiments.results import Results, Run, best_of, group, initial_mean
 
+IN_WORDS = {"none": "without the factor", "sqrt": "with it"}
 HOLDS, PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "not resolved"
 SLOPE_TOLERANCE = 0.05
 OUTCOME_RULE = (
@@ -23,73 +22,6 @@ OUTCOME_RULE = (
     "hold if none is met and at least one is refuted, and is not resolved otherwise. "
     "A gap whose interval contains zero, or a missing measurement, decides nothing."
 )
-# What tells runs apart besides these becomes a run's label.
-_NOT_IN_LABEL = ("name", "out", "seed", "model.scale", "model.d_k", "optim.lr")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One finished or diverged run; losses in nats per byte."""
-
-    id: str
-    label: str  # the settings that vary, besides those below; often empty
-    scale: str
-    d_k: int
-    lr: float
-    seed: int
-    step: int
-    loss: float | None  # on the validation set; None if diverged
-    reason: str  # why it diverged
-    initial: dict[str, float]  # the probe's means over all heads
-    final: dict[str, float]  # empty if diverged
-    curve: list[tuple[int, float]]  # (step, training loss)
-    baselines: dict[str, float]  # of n-gram tables, on the same validation set
-
-    @property
-    def lr_text(self) -> str:
-        """The learning rate as it was written."""
-        return f"{self.lr:g}"
-
-
-@dataclass(frozen=True)
-class Results:
-    """Everything a sweep directory holds; an absent file is an empty dict."""
-
-    sweep: dict[str, Any]
-    theory: dict[str, Any]
-    coord: dict[str, Any]
-    runs: list[Run]
-    unfinished: list[str]
-    first: dict[str, Any]  # summary of the first run: corpus, baselines, config
-
-
-def read_results(directory: Path) -> Results:
-    """Read a sweep's directory, or that of a single run."""
-    sweep = _read_if_there(directory / "sweep.json")
-    paths = [*directory.glob("summary.json"), *directory.glob("*/summary.json")]
-    there = {path.parent.name: path for path in paths}
-    ids = sweep.get("runs", sorted(there))
-    summaries = {id: read_json(there[id]) for id in ids if id in there}
-    settings = {id: flatten(summary["config"]) for id, summary in summaries.items()}
-    varying = _varying(list(settings.values()))
-    runs = [_run(there[id], summaries[id], settings[id], varying) for id in summaries]
-    return Results(
-        sweep=sweep,
-        theory=_read_if_there(directory / "theory.json"),
-        coord=_read_if_there(directory / "coord.json"),
-        runs=sorted(runs, key=_order),
-        unfinished=[id for id in ids if id not in there],
-        first=next(iter(summaries.values()), {}),
-    )
-
-
-def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, by dotted paths."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        deeper = isinstance(value, dict)
-        flat |= flatten(value, f"{prefix}{key}.") if deeper else {prefix + key: value}
-    return flat
 
 
 class Interval(NamedTuple):
@@ -127,14 +59,6 @@ class Gap(NamedTuple):
     interval: Interval | None  # None without a finished pair
 
 
-def group(runs: Iterable[Run], *names: str) -> dict[tuple, list[Run]]:
-    """Runs by the values of these fields, in order of appearance."""
-    groups: dict[tuple, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(tuple(getattr(run, name) for name in names), []).append(run)
-    return groups
-
-
 def gaps(runs: Iterable[Run]) -> list[Gap]:
     """The gap at each setting and learning rate where both arms ran."""
     groups = group(runs, "label", "d_k", "lr").values()
@@ -147,31 +71,6 @@ def best_gaps(runs: Iterable[Run]) -> list[Gap]:
     groups = group(runs, "label", "d_k").values()
     pairs = [[best_of(_arm(rs, scale)) for scale in ("none", "sqrt")] for rs in groups]
     return [_gap(none, sqrt) for none, sqrt in pairs if none and sqrt]
-
-
-def best_of(arm: list[Run]) -> list[Run]:
-    """The runs at the learning rate of least mean validation loss.
-
-    A learning rate at which a seed diverged or is missing cannot be the best.
-    """
-    seeds = {run.seed for run in arm}
-    complete = [
-        (fmean(losses), runs)
-        for runs in group(arm, "lr").values()
-        if len(losses := [r.loss for r in runs if r.loss is not None]) == len(seeds)
-    ]
-    return min(complete, key=lambda pair: pair[0])[1] if complete else []
-
-
-def mean_measure(
-    runs: Iterable[Run], label: str, scale: str, measure: str
-) -> dict[int, float]:
-    """The probe's measure at initialisation by d_k, averaged over runs."""
-    chosen = (run for run in runs if (run.label, run.scale) == (label, scale))
-    return {
-        d_k: fmean(run.initial[measure] for run in members)
-        for (d_k,), members in sorted(group(chosen, "d_k").items())
-    }
 
 
 class Verdict(NamedTuple):
@@ -217,18 +116,34 @@ def combine(outcomes: Sequence[str]) -> str:
     return PART if {HOLDS, PART} & set(outcomes) else FAILS
 
 
+def typical_rows(runs: Iterable[Run]) -> list[str]:
+    """What training does to rows at the largest d_k, a sentence for each label."""
+    sentences = []
+    for (label,), members in group(runs, "label").items():
+        d_k = max(run.d_k for run in members)
+        at_d_k = [run for run in members if run.d_k == d_k]
+        changes = [
+            f"{words} (lr {best[0].lr_text}) dead rows from "
+            f"{_change(best, 'dead_share')} and saturated rows from "
+            f"{_change(best, 'saturated_share')}"
+            for scale, words in IN_WORDS.items()
+            if (best := best_of(_arm(at_d_k, scale)))
+        ]
+        if changes:
+            where = _join(label, f"d_k {d_k}, the largest")
+            sentences.append(f"At {where}, training takes {'; '.join(changes)}.")
+    return sentences
+
+
 def paradox(runs: Sequence[Run]) -> str | None:
     """Why weight gradients grow while the typical row dies, if the numbers show both.
 
     They do if, from the smallest to the largest d_k, the median row norm at least
     halves while both weights' gradient norms and rms / median at least double.
     """
+    names = "row_norm_median", "row_norm_rms", "wq_gradient_norm", "wk_gradient_norm"
     for label in dict.fromkeys(run.label for run in runs):
-        names = ("row_norm_median", "row_norm_rms", "wq_gradient_norm")
-        median, rms, w_q, w_k = (
-            mean_measure(runs, label, "none", name)
-            for name in (*names, "wk_gradient_norm")
-        )
+        median, rms, w_q, w_k = (initial_mean(runs, label, "none", x) for x in names)
         if len(median) < 2:
             continue
         low, high = min(median), max(median)
@@ -236,14 +151,14 @@ def paradox(runs: Sequence[Run]) -> str | None:
         grows = all(2 * x[low] <= x[high] for x in (w_q, w_k, ratio))
         if grows and 2 * median[high] <= median[low]:
             return (
-                "Why the gradient norms of W_Q and W_K grow while the typical row "
-                "dies: a norm adds up squares, so a few large rows decide it. Without "
-                f"the factor the rms of the row norms is {ratio[low]:.3g} times their "
-                f"median at d_k {low} and {ratio[high]:.3g} times at d_k {high}: the "
-                "gradient comes from ever fewer rows. Rows whose largest logits nearly "
-                "tie still have a derivative, and what they pass on is a difference of "
-                "keys, sqrt(d_k) times as long as with the factor. The norms tell that "
-                "some rows still learn; only the rows themselves tell how few."
+                "A norm adds up squares, so a few large rows decide it. Before "
+                "training and without the factor the rms of the row norms is "
+                f"{ratio[low]:.3g} times their median at d_k {low} and "
+                f"{ratio[high]:.3g} times at d_k {high}: fewer and fewer rows carry "
+                "the gradient. In them the largest logits nearly tie, for elsewhere "
+                "the softmax hardly has a derivative; and what they pass on to queries "
+                "and keys is not divided by sqrt(d_k). The norms tell that some rows "
+                "still learn; only the rows themselves tell how few."
             )
     return None
 
@@ -259,7 +174,7 @@ def _logits_grow(coord: dict[str, Any]) -> Verdict:
         "Without the factor, logits grow like sqrt(d_k)",
         f"slope of log std against log d_k before training within {SLOPE_TOLERANCE} "
         "of 0.5 without the factor, and of 0 with it",
-        "".join(f"Slope with {k}: {v:.3g}. " for k, v in measured.items()).strip(),
+        "".join(f"Slope {IN_WORDS[k]}: {v:.3g}. " for k, v in measured.items()).strip(),
         decide(
             abs(measured[scale] - slope) <= SLOPE_TOLERANCE
             if scale in measured
@@ -275,8 +190,8 @@ def _collapse(runs: Sequence[Run], claim: str, **measures: str) -> Verdict:
     numbers = []
     for label in dict.fromkeys(run.label for run in runs):
         for measure, name in measures.items():
-            none = mean_measure(runs, label, "none", measure)
-            sqrt = mean_measure(runs, label, "sqrt", measure)
+            none = initial_mean(runs, label, "none", measure)
+            sqrt = initial_mean(runs, label, "sqrt", measure)
             if not none:
                 continue
             low, high = min(none), max(none)
@@ -284,13 +199,14 @@ def _collapse(runs: Sequence[Run], claim: str, **measures: str) -> Verdict:
                 none[high] < none[low] / 2 if high > low else None,
                 none[high] < sqrt[high] / 2 if high in sqrt else None,
             ]
-            values = "; ".join(
-                f"{scale} " + ", ".join(f"{v[d]:.3g}" for d in (low, high) if d in v)
-                for scale, v in (("none", none), ("sqrt", sqrt))
-                if v
+            sizes = sorted({low, high})
+            values = ", ".join(
+                " and ".join(f"{arm[d]:.3g}" if d in arm else "–" for d in sizes)
+                + f" {words}"
+                for arm, words in zip((none, sqrt), IN_WORDS.values(), strict=True)
             )
-            where = "With " + _join(label, f"d_k {low} and {high}")
-            numbers.append(f"{where}, {name}: {values}.")
+            where = _join(label, f"d_k {' and '.join(map(str, sizes))}")
+            numbers.append(f"At {where}, {name}: {values}.")
     return Verdict(
         claim,
         "before training and without the factor, at the largest d_k: "
@@ -312,7 +228,7 @@ def _training_is_worse(runs: Sequence[Run]) -> Verdict:
         "for every d_k, each arm at its best learning rate: the 95 % interval of the "
         "gap in validation loss, none - sqrt, lies above zero",
         " ".join(
-            f"With {_join(g.label, f'd_k {g.d_k}')}: {describe(g.interval)}."
+            f"Gap at {_join(g.label, f'd_k {g.d_k}')}: {describe(g.interval)}."
             for g in found
         ),
         decide(None if sign is None else sign > 0 for sign in signs),
@@ -325,8 +241,21 @@ def describe(interval: Interval | None) -> str:
         return "no finished pair: not resolved"
     if interval.half_width is None:
         return f"{interval.mean:.3g}, one seed: not resolved"
-    text = f"{interval.mean:.3g} ± {interval.half_width:.2g}"
+    # Two digits of the half-width tell the ends apart.
+    digits = max(0, 1 - math.floor(math.log10(max(interval.half_width, 1e-4))))
+    ends = [interval.mean + side * interval.half_width for side in (-1, 1)]
+    text = (
+        f"{interval.mean:.{max(digits, 3)}f} (95 %: {ends[0]:.{digits}f} to "
+        f"{ends[1]:.{digits}f}), {interval.pairs} paired seeds"
+    )
     return text if interval.sign else f"{text}: not resolved"
+
+
+def _change(runs: Sequence[Run], share: str) -> str:
+    """A share before and after training, in percent."""
+    before = fmean(run.initial[share] for run in runs)
+    after = fmean(run.final[share] for run in runs)
+    return f"{100 * before:.3g} % to {100 * after:.3g} %"
 
 
 def _join(label: str, text: str) -> str:
@@ -346,48 +275,3 @@ def _gap(none: list[Run], sqrt: list[Run]) -> Gap:
     ]
     interval = t_interval(differences) if differences else None
     return Gap(none[0].label, none[0].d_k, none, sqrt, interval)
-
-
-def _run(path: Path, summary: dict, settings: dict, varying: list[str]) -> Run:
-    probe, metrics = summary["probe"], summary["metrics"]
-    return Run(
-        id=summary["id"],
-        label=", ".join(f"{p.split('.')[-1]} {settings[p]}" for p in varying),
-        scale=settings["model.scale"],
-        d_k=settings["model.d_k"],
-        lr=settings["optim.lr"],
-        seed=settings["seed"],
-        step=metrics["step"],
-        loss=metrics["validation_loss"] if summary["status"] == "finished" else None,
-        reason=summary.get("reason", ""),
-        initial=probe["initial"]["mean"],
-        final=probe["final"]["mean"] if probe["final"] else {},
-        curve=_read_curve(path.with_name("metrics.jsonl")),
-        baselines=summary["baselines"],
-    )
-
-
-def _order(run: Run) -> tuple:
-    scales = ("none", "sqrt", "inv", "init")
-    return run.label, run.d_k, run.lr, scales.index(run.scale), run.seed
-
-
-def _varying(settings: list[dict[str, Any]]) -> list[str]:
-    """Paths of the settings that differ between runs and have no field in `Run`."""
-    return [
-        path
-        for path in dict.fromkeys(path for flat in settings for path in flat)
-        if path not in _NOT_IN_LABEL
-        and not path.startswith(("theory.", "coord."))
-        and len({str(flat.get(path)) for flat in settings}) > 1
-    ]
-
-
-def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
-
-
-def _read_curve(path: Path) -> list[tuple[int, float]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    points = [json.loads(line) for line in lines]
-    return [(p["step"], p["loss"]) for p in points if p["loss"] is not None]

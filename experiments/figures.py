@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from experiments.evidence import Run, group, mean_measure
+from experiments.results import Run, group, initial_mean
 
 COLOURS = {"none": "#d1495b", "sqrt": "#3d84c6", "inv": "#7a9a3a", "init": "#a671bd"}
 LINES = {"none": "-", "sqrt": "-", "inv": "--", "init": ":"}
@@ -37,6 +37,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
 }
+_DOTTED: dict[str, Any] = {"color": _INK, "lw": 1, "ls": ":", "alpha": 0.7}
 _PANEL = (2.6, 2.4)  # inches
 
 
@@ -70,7 +71,7 @@ def initial_figure(runs: Sequence[Run]) -> str:
 
     def draw(axes: Axes, measure: str) -> None:
         for scale in dict.fromkeys(run.scale for run in runs):
-            values = mean_measure(runs, label, scale, measure)
+            values = initial_mean(runs, label, scale, measure)
             _line(axes, scale, [*values], [*values.values()], marker="o")
         share = measure == "dead_share"
         _log_axes(axes, sorted({run.d_k for run in runs}), log_y=not share)
@@ -114,7 +115,7 @@ def training_figure(runs: Sequence[Run]) -> str:
             if run.loss is not None:
                 axes.plot(run.step, run.loss, "o", color=COLOURS[run.scale])
         for loss in members[int(index)][0].baselines.values():
-            axes.axhline(loss, color=_INK, lw=1, ls=":", alpha=0.7)
+            axes.axhline(loss, label="n-gram tables", **_DOTTED)
         axes.set_ylim(0.95 * min(levels), 1.1 * max(levels))
         axes.set_xlabel("step")
 
@@ -127,7 +128,7 @@ def _panels(
     draw: Callable[[Axes, str], None],
     share_y: bool = False,
 ) -> str:
-    """One figure with a panel per entry of `titles`, two abreast, and one legend."""
+    """One figure with a panel per entry of `titles`, two abreast, and a legend."""
     columns = min(2, len(titles))
     rows = -(-len(titles) // columns)
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
@@ -138,14 +139,14 @@ def _panels(
         for axes, (name, heading) in zip(grid.flat, titles.items(), strict=False):
             draw(axes, name)
             axes.set_title(heading)
-        for axes in grid.flat[len(titles) :]:
-            axes.set_axis_off()
         handles, labels = grid.flat[0].get_legend_handles_labels()
-        unique = dict(zip(labels, handles, strict=True))
-        if unique:
-            figure.legend(
-                list(unique.values()), list(unique), ncols=4, loc="outside upper left"
-            )
+        legend = dict(zip(labels, handles, strict=True))
+        entries = list(legend.values()), list(legend)
+        if len(titles) < grid.size:  # the place of a missing panel is the legend's
+            grid.flat[-1].set_axis_off()
+            grid.flat[-1].legend(*entries, loc="upper left")
+        elif legend:
+            figure.legend(*entries, ncols=4, loc="outside upper left")
         return _svg(figure, title)
 
 

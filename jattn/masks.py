@@ -121,10 +121,11 @@ def sliding_window(
                [1, 1, 0],
                [0, 1, 1]])
     """
-    return SlidingWindow(
-        integer("sliding_window", "left", left),
-        integer("sliding_window", "right", right),
-    )
+    bounds = {
+        name: None if bound is None else integer("sliding_window", name, bound)
+        for name, bound in (("left", left), ("right", right))
+    }
+    return SlidingWindow(**bounds)
 
 
 @lettered

@@ -90,17 +90,19 @@ def check_scale(call: Call, scale: Any) -> Array | None:
     """
     if scale is None:
         return None
-    array = scale if isinstance(scale, jax.Array) else np.asarray(scale, call.dtype)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
+    array = scale if isinstance(scale, jax.Array) else np.asarray(scale)
+    number = isinstance(scale, int) and not isinstance(scale, bool)
+    if not number and not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
-            f"{call.caller}: scale must be floating point, but got {array.dtype}."
+            f"{call.caller}: scale must be a number or floating point, but got "
+            f"{array.dtype}. Cast it, or leave it out for 1/sqrt(H)."
         )
     if array.shape not in ((), (1,), (call.sizes.N,)):
         raise ValueError(
             f"{call.caller}: scale must be a number or (N,), but got shape "
             f"{array.shape} with N={call.sizes.N}."
         )
-    return array
+    return array if isinstance(array, jax.Array) else array.astype(call.dtype)
 
 
 def _array(caller: str, name: str, value: Any, kind: type) -> Array:

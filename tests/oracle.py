@@ -1,7 +1,9 @@
 """Attention in float64 numpy, and the tolerances of everything compared with it."""
 
+import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,6 +19,12 @@ TOLERANCE = {
 def assert_close(got, want, dtype=jnp.float32, name=""):
     got = np.asarray(got, np.float64)
     np.testing.assert_allclose(got, want, err_msg=name, **TOLERANCE[jnp.dtype(dtype)])
+
+
+def assert_gradient_close(got, want, dtype=jnp.float32, name=""):
+    """Close in units of the largest entry, for sums of terms of either sign."""
+    size = max(1.0, np.max(np.abs(want), initial=0.0))
+    assert_close(np.asarray(got, np.float64) / size, want / size, dtype, name)
 
 
 class Dense(NamedTuple):
@@ -53,3 +61,40 @@ def dense_attention(q, k, v, allowed=True, scale=None, score=lambda s: s, bias=0
 def normal(seed, *shape, dtype=np.float64):
     """Standard normal numbers, the same on every machine."""
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def exact(seed, *shape):
+    """Standard normal numbers that every floating dtype holds without rounding."""
+    return np.asarray(normal(seed, *shape)).astype(jnp.bfloat16).astype(np.float64)
+
+
+def dense_jax(q, k, v, allowed=True, scale=None, score=lambda s: s, bias=None):
+    """`dense_attention` in JAX, for its derivatives: (out, lse)."""
+    groups = q.shape[-2] // k.shape[-2]
+    k, v = jnp.repeat(k, groups, -2), jnp.repeat(v, groups, -2)
+    s = jnp.einsum("...tnh,...snh->...nts", q, k)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = jnp.asarray(scale, s.dtype)
+    s = score(s * jnp.reshape(scale, (1,) * (s.ndim - 3) + (-1, 1, 1)))
+    s = jnp.where(allowed, s if bias is None else s + bias, -jnp.inf)
+    top = jnp.max(s, axis=-1, keepdims=True, initial=-jnp.inf)
+    top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
+    e = jnp.exp(s - top)
+    total = jnp.sum(e, axis=-1, keepdims=True)
+    some = total > 0
+    total = jnp.where(some, total, 1)
+    lse = jnp.where(some, top + jnp.log(total), -jnp.inf)[..., 0]
+    out = jnp.einsum("...nts,...snd->...tnd", e / total, v)
+    return out, jnp.swapaxes(lse, -1, -2)
+
+
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""jax.jit that compiles twice as fast; LLVM's optimiser is not under test."""
+
+
+def assert_same_bits(got, want, name=""):
+    """Equal in every bit, in dtype and in shape."""
+    got, want = np.asarray(got), np.asarray(want)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape), name
+    same = got.view(f"u{got.itemsize}") == want.view(f"u{want.itemsize}")
+    assert same.all(), f"{name}: {np.argwhere(~same).tolist()}"

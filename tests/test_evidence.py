@@ -1,27 +1,28 @@
 """The statistics and the rules that turn numbers into verdicts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import evidence
 from experiments.evidence import (
     FAILS,
     HOLDS,
     OPEN,
     PART,
-    Results,
-    Run,
+    Interval,
     best_gaps,
-    best_of,
     combine,
     decide,
     describe,
     gaps,
     paradox,
     t_interval,
+    typical_rows,
     verdicts,
 )
+from experiments.results import Results, Run, best_of, initial_mean
 
 MEASURES = (
     "row_norm_median",
@@ -47,6 +48,8 @@ def run(scale="none", d_k=16, lr=1e-3, seed=0, loss=2.0, label="", **initial):
         final={},
         curve=[],
         baselines={},
+        bytes_fitted=1000,
+        bytes_read=100,
     )
 
 
@@ -121,6 +124,32 @@ def test_gaps_are_paired_by_seed():
     gap = gaps(runs[::-1])[0].interval
     np.testing.assert_allclose(gap.mean, 0.11)
     assert gap.half_width < 0.03
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (Interval(0.233, 0.1234, 3), "0.233 (95 %: 0.11 to 0.36), 3 paired seeds"),
+        (
+            Interval(0.0763, 0.0057, 5),
+            "0.0763 (95 %: 0.0706 to 0.0820), 5 paired seeds",
+        ),
+        (
+            Interval(-0.1, 0.25, 2),
+            "-0.100 (95 %: -0.35 to 0.15), 2 paired seeds: not resolved",
+        ),
+        (
+            Interval(0.3, 0.0, 2),
+            "0.30000 (95 %: 0.30000 to 0.30000), 2 paired seeds",
+        ),
+        (
+            Interval(2.0, 30.0, 2),
+            "2.000 (95 %: -28 to 32), 2 paired seeds: not resolved",
+        ),
+    ],
+)
+def test_an_interval_is_spelled_out(interval, text):
+    assert describe(interval) == text
 
 
 def test_a_seed_of_one_arm_only_is_in_no_pair():
@@ -278,8 +307,38 @@ def test_one_size_has_no_paradox():
     assert paradox([run()]) is None
 
 
+def probed(scale, d_k, lr, loss, before, after):
+    shares = dict.fromkeys(("dead_share", "saturated_share"), before)
+    final = dict.fromkeys(("dead_share", "saturated_share"), after)
+    return replace(run(scale, d_k, lr, loss=loss, **shares), final=final)
+
+
+def test_rows_are_told_at_the_largest_size_and_the_best_rates():
+    runs = [
+        probed("none", 256, 1e-3, 2.4, 0.4, 0.9),
+        probed("none", 256, 1e-2, 2.6, 0.4, 0.1),
+        probed("sqrt", 256, 1e-3, 2.4, 0.0, 0.3),
+        probed("sqrt", 256, 1e-2, 2.3, 0.0, 0.2),
+        probed("sqrt", 16, 1e-2, 2.0, 0.7, 0.7),
+    ]
+    assert typical_rows(runs) == [
+        "At d_k 256, the largest, training takes without the factor (lr 0.001) dead "
+        "rows from 40 % to 90 % and saturated rows from 40 % to 90 %; with it (lr 0.01)"
+        " dead rows from 0 % to 20 % and saturated rows from 0 % to 20 %."
+    ]
+
+
+def test_rows_of_diverged_runs_are_not_told():
+    assert typical_rows([run("none", loss=None), run("sqrt", loss=None)]) == []
+
+
+def test_one_size_is_told_once():
+    saturates = verdicts(Results({}, {}, {}, [run(entropy=0.25)], [], {}))[1]
+    assert saturates.numbers == (
+        "At d_k 16, entropy / ln n: 0.25 without the factor, – with it."
+    )
+
+
 def test_measures_are_averaged_over_runs():
     runs = [run(seed=0, entropy=0.2), run(seed=1, entropy=0.4)]
-    assert evidence.mean_measure(runs, "", "none", "entropy") == pytest.approx(
-        {16: 0.3}
-    )
+    assert initial_mean(runs, "", "none", "entropy") == pytest.approx({16: 0.3})

@@ -5,13 +5,17 @@ import re
 from html.parser import HTMLParser
 from io import StringIO
 from itertools import product
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from rich.console import Console
 
 from experiments.config import Config, to_dict
-from experiments.report import MEASURES, _format, print_tables, write_report
+from experiments.figures import training_figure
+from experiments.page import _format
+from experiments.report import print_tables, write_report
+from experiments.results import MEASURES, read_results
 
 SECTIONS = [
     "what-was-run",
@@ -76,6 +80,8 @@ def write_run(
     }
     if diverged:
         summary["reason"] = "loss is nan at step 17"
+    claim = {"config": config, "sha256": summary["corpus"]["sha256"]}
+    (run / "config.json").write_text(json.dumps(claim))
     (run / "summary.json").write_text(json.dumps(summary))
     lines = [
         {"step": s, "loss": value + 2.6 / (1 + s / 25)}
@@ -187,7 +193,7 @@ def test_the_page_needs_nothing_else(whole):
         assert word not in text, word
     assert '<meta name="viewport"' in text
     assert text.count("<svg") == 4
-    assert text.count('class="scroll"') == text.count("<table>")
+    assert text.count('class="scroll"') == text.count("<table")
 
 
 def test_the_page_is_well_formed(whole):
@@ -222,7 +228,13 @@ def test_the_same_files_give_the_same_page(full):
 
 def test_both_renderings_show_the_same_cells(whole):
     text, terminal = whole[0], whole[1]
-    for cell in ("0.0763 ± 0.0057", "trigram", "0.00862", "-0.390", "0.5764 ± 0.003"):
+    for cell in (
+        "0.0763 (95 %: 0.0706 to 0.0821), 3 paired seeds",
+        "trigram",
+        "0.00862",
+        "-0.390",
+        "0.5764 ± 0.003",
+    ):
         assert cell in text, cell
         assert cell in terminal, cell
     assert all(name in text for name in MEASURES.values())
@@ -256,6 +268,19 @@ def test_a_diverged_run_is_listed_with_its_reason(whole):
     assert "flatters its arm" in training
 
 
+@pytest.mark.parametrize(
+    ("extra", "shown"),
+    [
+        ({"command": "python -m experiments sweep <a>.toml"}, "sweep &lt;a&gt;.toml"),
+        ({"command": ""}, "not recorded"),
+        ({}, "not recorded"),
+    ],
+)
+def test_the_command_is_shown(tmp_path, extra, shown):
+    write_sweep(tmp_path, [write_run(tmp_path)], **extra)
+    assert shown in heading(page(tmp_path), "what-was-run")
+
+
 def test_runs_of_another_sweep_in_the_directory_are_left_out(full):
     write_run(full, "sqrt", 1024)
     assert "1024" not in heading(page(full), "initialisation")
@@ -267,6 +292,65 @@ def test_the_usual_story_holds_in_part_where_only_the_norms_contradict(whole):
     assert "4 × holds, 1 × does not hold" in conclusion
     assert "Why the gradient norms of W_Q and W_K grow" in conclusion
     assert "A claim holds if all its conditions are met" in conclusion
+
+
+def test_the_conclusion_is_a_short_table_then_a_block_for_each_claim(whole):
+    conclusion = heading(whole[0], "conclusion")
+    titles = re.findall("<h3>(.*?)</h3>", conclusion)
+    assert titles[0] == "In short"
+    assert titles[2] == "The softmax saturates: holds"
+    assert titles[4] == "The gradients of W_Q and W_K vanish: does not hold"
+    assert titles[6].startswith("Why the gradient norms")
+    assert conclusion.count('<p class="note">Rule: ') == 5
+    assert conclusion.index("</table>") < conclusion.index(": holds</h3>")
+
+
+def test_the_text_of_the_tables_and_of_training_is_counted(whole):
+    training = heading(whole[0], "training")
+    assert "whole training split, 4,770,000 bytes" in training
+    assert "training reads 368,640" in training  # 360 steps x 16 windows x 64 bytes
+    assert "13 times as much text" in training
+
+
+def test_each_arm_is_compared_with_the_bigram_table(tmp_path):
+    for seed, value in enumerate((2.3, 2.5)):
+        write_run(tmp_path, "none", seed=seed, value=value)
+        write_run(tmp_path, "sqrt", seed=seed, value=2.2)
+    write_run(tmp_path, "inv", diverged=True)
+    table = printed(tmp_path).split("Validation loss")[1]
+    beaten = dict(re.findall(r"(none|sqrt|inv) .* (\d of \d) *│\n", table))
+    assert beaten == {"none": "1 of 2", "sqrt": "2 of 2", "inv": "0 of 1"}
+
+
+def test_rows_at_the_largest_size_are_told_in_a_sentence(whole):
+    training = heading(whole[0], "training")
+    assert "At d_k 256, the largest, training takes without the factor" in training
+    dead = f"{100 * measures('none', 256)['dead_share']:.3g} %"
+    assert f"dead rows from {dead} to {dead} and saturated rows" in training
+    assert "; with it (lr 0.01) dead rows from 0 % to 0 %" in training
+
+
+def test_what_a_row_is_about_stays_in_view(whole):
+    training = heading(whole[0], "training")
+    table = '<table class="two">\n<thead><tr><th>d_k</th><th>scale</th>'
+    assert training.count(table) == 3  # losses, probe, diverged runs
+    assert "position: sticky" in whole[0]
+
+
+def test_a_wide_first_column_leaves_the_second_one_free(tmp_path):
+    for init in ("gpt2", "lecun"):
+        write_run(tmp_path, init=init)
+    assert "<th>setting</th><th>d_k</th>" in page(tmp_path)
+    assert 'class="two"' not in page(tmp_path)
+
+
+def test_the_legend_fills_the_place_of_a_missing_panel(full):
+    runs = read_results(full).runs
+    three = training_figure(runs)
+    two = training_figure([run for run in runs if run.d_k != 16])
+    assert all(word in three for word in ("d_k 256", "n-gram tables", "sqrt"))
+    heights = [float(re.search(r'viewBox="0 0 \S+ (\S+)"', f)[1]) for f in (two, three)]
+    assert heights[1] < 2 * heights[0]
 
 
 def test_opposite_numbers_give_the_opposite_verdict(tmp_path):
@@ -295,8 +379,8 @@ def test_another_setting_that_varies_has_a_column_and_is_not_mixed(tmp_path):
     ids = re.findall(r' id="([^"]*)"', page(tmp_path))
     assert len(set(ids)) == len(ids)
     gap = printed(tmp_path).split("Gap at equal")[1].splitlines()
-    assert any("init gpt2" in line and "0.1 ±" in line for line in gap)
-    assert any("init lecun" in line and "0.3 ±" in line for line in gap)
+    assert any("init gpt2" in line and "0.10000 (95 %" in line for line in gap)
+    assert any("init lecun" in line and "0.30000 (95 %" in line for line in gap)
 
 
 def test_a_disagreeing_law_is_said_to_disagree(tmp_path):
@@ -324,6 +408,32 @@ def test_a_single_run_has_a_report(tmp_path):
     tag = write_run(tmp_path)
     assert "Only one arm has runs" in page(tmp_path)
     assert "Only one arm has runs" in page(tmp_path / tag)
+
+
+def test_a_directory_may_be_named_by_a_dot(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / write_run(tmp_path))
+    text = page(Path("."))
+    assert "<td>runs finished</td><td>1</td>" in text
+    assert "none-16-0.003-0: does attention" in text
+
+
+def test_an_unfinished_run_has_a_report_of_what_it_set_out_to_do(tmp_path):
+    tag = write_run(tmp_path, lr=0.0123)
+    (tmp_path / tag / "summary.json").unlink()
+    for directory in (tmp_path, tmp_path / tag):
+        text = page(directory)
+        assert text.count("No run has finished") == 3
+        assert f"<td>runs not finished</td><td>{tag}</td>" in text
+        assert "<td>optim.lr</td><td>0.0123</td>" in text
+        assert "ab" * 32 in text
+
+
+def test_a_run_in_progress_is_left_out_of_the_comparison(tmp_path):
+    tags = [write_run(tmp_path, scale) for scale in ("none", "sqrt", "inv")]
+    (tmp_path / tags[2] / "summary.json").unlink()
+    text = page(tmp_path)
+    assert f"<td>runs not finished</td><td>{tags[2]}</td>" in text
+    assert "<td>inv</td>" not in text
 
 
 def test_runs_that_all_diverged_have_a_report(tmp_path):

@@ -49,7 +49,8 @@ def attend(
         min(block_k, k.shape[0]),
         spec.precision,
     )
-    return _attend(tiling, pick(arrays, True), pick(arrays, False))
+    out, shift, log_sum = _attend(tiling, pick(arrays, True), pick(arrays, False))
+    return out, shift + log_sum
 
 
 class _Tiling(NamedTuple):
@@ -115,13 +116,12 @@ class _Tiling(NamedTuple):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attend(
-    tiling: _Tiling, floats: Arrays, others: Arrays
-) -> tuple[jax.Array, jax.Array]:
-    """The output and the log-sum-exp of every row."""
+def _attend(tiling: _Tiling, floats: Arrays, others: Arrays) -> tuple[jax.Array, ...]:
+    """`SoftmaxState.normalised` of every row."""
     dtype = accumulator(floats[0].dtype)
+    value_dim = tiling.operands(floats, others)[2].shape[1]
 
-    def row(start: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def row(start: jax.Array) -> tuple[jax.Array, ...]:
         floats_row = tiling.row(start, floats, tiling.float_letters)
         others_row = tiling.row(start, others, tiling.other_letters)
 
@@ -132,27 +132,26 @@ def _attend(
             v = tiling.operands(tile, rest)[2]
             return state.merge(SoftmaxState.from_scores(s, v, tiling.precision))
 
-        value_dim = tiling.operands(floats, others)[2].shape[1]
         empty = SoftmaxState.empty((tiling.block_q,), value_dim, dtype)
-        return lax.fori_loop(0, tiling.num_columns, add_tile, empty).finish()
+        return lax.fori_loop(0, tiling.num_columns, add_tile, empty).normalised()
 
     return tiling.over_rows(row)
 
 
 @_attend.defjvp
 def _attend_jvp(tiling: _Tiling, primals: tuple, tangents: tuple) -> tuple:
-    """The tangents of the output and the log-sum-exp.
+    """The tangents of the output and of the log-sum-exp, all of it in `log_sum`.
 
-    With weights p = exp(s - lse), and ds the tangent of the logits:
-        d lse = sum p ds          d out = p ds v + p dv - (d lse) out
+    With weights p = exp(s - shift - log_sum), and ds the tangent of the logits:
+        d log_sum = sum p ds          d out = p ds v + p dv - (d log_sum) out
     """
     floats, others = primals
-    out, lse = _attend(tiling, floats, others)
+    out, shift, log_sum = _attend(tiling, floats, others)
     # Of a row without keys no tile has a weight, whatever stands here.
-    shift = jnp.where(jnp.isneginf(lse), 0, lse)
+    rows = [shift, jnp.where(jnp.isneginf(log_sum), 0, log_sum)]
 
     def tile(
-        j: jax.Array, floats: Arrays, dfloats: Arrays, others: Arrays, shift: jax.Array
+        j: jax.Array, floats: Arrays, dfloats: Arrays, others: Arrays, rows: Arrays
     ) -> tuple[jax.Array, jax.Array]:
         floats = tiling.column(j, floats, tiling.float_letters)
         dfloats = tiling.column(j, dfloats, tiling.float_letters)
@@ -161,7 +160,9 @@ def _attend_jvp(tiling: _Tiling, primals: tuple, tangents: tuple) -> tuple:
         v, dv = (tiling.operands(x, others)[2] for x in (floats, dfloats))
         # Of a row with a NaN every weight is NaN, so both say what is forbidden.
         forbidden = jnp.isneginf(s)
-        p = jnp.where(forbidden, 0, jnp.exp(s - shift[:, None]))
+        shift, log_sum = rows
+        p = jnp.exp(s - shift[:, None] - log_sum[:, None])
+        p = jnp.where(forbidden, 0, p)
         pds = jnp.where(forbidden, 0, p * ds)
         matmul = functools.partial(
             jnp.matmul, precision=tiling.precision, preferred_element_type=s.dtype
@@ -176,20 +177,19 @@ def _attend_jvp(tiling: _Tiling, primals: tuple, tangents: tuple) -> tuple:
         floats_row = tiling.row(start, floats, tiling.float_letters)
         dfloats_row = tiling.row(start, tangents[0], tiling.float_letters)
         others_row = tiling.row(start, others, tiling.other_letters)
-        (shift_row,) = tiling.row(start, [shift], ("T",))
+        parts = tiling.row(start, rows, ("T", "T"))
 
         def add_tile(sums: tuple, j: jax.Array) -> tuple[tuple, None]:
             # The checkpoint encloses the slicing too: what is kept is not sliced.
-            parts = jax.checkpoint(tile)(
-                j, floats_row, dfloats_row, others_row, shift_row
-            )
-            return jax.tree.map(jnp.add, sums, parts), None
+            added = jax.checkpoint(tile)(j, floats_row, dfloats_row, others_row, parts)
+            return jax.tree.map(jnp.add, sums, added), None
 
         zeros = (
             jnp.zeros((tiling.block_q, out.shape[1]), out.dtype),
-            jnp.zeros_like(shift_row),
+            jnp.zeros_like(parts[0]),
         )
         return lax.scan(add_tile, zeros, jnp.arange(tiling.num_columns))[0]
 
-    acc, dlse = tiling.over_rows(row)
-    return (out, lse), (acc - dlse[:, None] * out, dlse)
+    acc, dlog_sum = tiling.over_rows(row)
+    dout = acc - dlog_sum[:, None] * out
+    return (out, shift, log_sum), (dout, jnp.zeros_like(shift), dlog_sum)

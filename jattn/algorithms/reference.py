@@ -31,9 +31,11 @@ def attend(
     """
     q, k, v, pairs = guard(q, k, v, pairs)
     s = logits(q, k, pairs, spec.precision)
-    weights = masked_softmax(s)
-    out = jnp.matmul(weights, v.astype(s.dtype), precision=spec.precision)
-    return out, logsumexp(s)
+    out = jnp.matmul(masked_softmax(s), v.astype(s.dtype), precision=spec.precision)
+    lse = logsumexp(s)
+    # A row with a NaN takes it from lse, which changes nothing but where its cotangent
+    # goes: times the weights of 0 of keys that it may not see, a NaN would reach them.
+    return jnp.where(jnp.isnan(lse)[:, None], lse[:, None], out), lse
 
 
 def weights(q: jax.Array, k: jax.Array, pairs: Pairs, spec: AttentionSpec) -> jax.Array:

@@ -197,8 +197,8 @@ def partition_specs(tree: Any, mesh_axes: Mapping[str, Any]) -> Any:
     Example:
         >>> from jattn.masks import segments
         >>> mask = segments(np.zeros((8, 128), int))
-        >>> partition_specs(mask, {"B": "data"}).query_ids
-        PartitionSpec('data', None)
+        >>> tuple(partition_specs(mask, {"B": "data"}).query_ids)
+        ('data', None)
     """
     arrays, structure = jax.tree.flatten(tree)
     specs = []

@@ -62,6 +62,7 @@ def rotary(
 
     dtype = accumulator(x.dtype)
     frequencies = (base ** -np.arange(0, 1, 2 / head_dim)).astype(dtype)
+    frequencies = frequencies.reshape((1,) * (x.ndim - 1) + (-1,))
     angles = positions[..., None, None].astype(dtype) * frequencies  # (*B, T, 1, H/2)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     x1, x2 = _pairs(x.astype(dtype), style)

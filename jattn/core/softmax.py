@@ -131,8 +131,22 @@ class SoftmaxState(NamedTuple):
 
     def finish(self) -> tuple[jax.Array, jax.Array]:
         """The output (..., T, D) and its log-sum-exp (..., T); 0 and -inf if empty."""
+        out, shift, log_sum = self.normalised()
+        return out, shift + log_sum
+
+    def normalised(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The output, and the log-sum-exp in two parts.
+
+        Beside a large maximum the logarithm of the sum has no digits left, so whoever
+        wants weights again takes exp(score - shift - log_sum).
+
+        Returns:
+            out: (..., T, D).
+            shift: (..., T), the maximum; 0 if empty.
+            log_sum: (..., T), the logarithm of the sum; -inf if empty.
+        """
         total = jnp.where(self.sum == 0, 1, self.sum)
-        return self.acc / total[..., None], _finite(self.max) + _log(self.sum)
+        return self.acc / total[..., None], _finite(self.max), _log(self.sum)
 
 
 def _finite(row_max: jax.Array) -> jax.Array:

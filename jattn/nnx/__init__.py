@@ -1,3 +1,3 @@
 """Layers with parameters, in Flax NNX."""
 
-from jattn.nnx.attention import MultiHeadAttention as MultiHeadAttention
+from jattn.nnx.multi_head import MultiHeadAttention as MultiHeadAttention

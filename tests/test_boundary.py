@@ -1,0 +1,307 @@
+"""Every mistake of a caller gets its kind, the letters, the values and the cure."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import assert_same_bits, exact
+
+import jattn
+from jattn import masks, scores
+
+B, T, S, N, K, H, D = 2, 5, 7, 6, 3, 4, 8
+
+
+def vectors(dtype=np.float32):
+    shapes = (B, T, N, H), (B, S, K, H), (B, S, K, D)
+    return [exact(n, *shape).astype(dtype) for n, shape in enumerate(shapes)]
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+Q, KEY, V = vectors()
+COMPLETE_SENTENCE = re.compile(r"^[a-zA-Z_.]+: .*[.?]$", re.DOTALL)
+
+
+def bare(s, q_pos, k_pos):
+    return s
+
+
+def narrower(s, q_pos, k_pos):
+    return s.astype(jnp.bfloat16)
+
+
+def smaller(s, q_pos, k_pos):
+    return s[:, :1]
+
+
+WRONG_VECTORS = [
+    (zeros(B, T, N, 5), KEY, V, ["one head size H", "H=5 and 4", "same width"]),
+    (zeros(3, T, N, H), KEY, V, [r"leading axes \*B", r"\(3, 5, 6, 4\)", "Broadcast"]),
+    (zeros(T, N, H), KEY, V, [r"leading axes \*B", r"query \(5, 6, 4\)"]),
+    (Q, KEY, zeros(B, S, 2, D), [r"value \(\*B, S, K, D\)", r"\(2, 7, 2, 8\)"]),
+    (Q, KEY, zeros(B, 6, K, D), ["key's", "last axis may differ"]),
+    (zeros(T, H), zeros(S, H), zeros(S, D), ["three axes", r"x\[\.\.\., None, :\]"]),
+    (
+        zeros(B, T, 5, H),
+        KEY,
+        V,
+        ["multiple of key heads K", "N=5 and K=3", "Give each"],
+    ),
+    (zeros(B, T, N, 0), zeros(B, S, K, 0), V, ["H must be 1 or more"]),
+    (Q, zeros(B, S, 0, H), zeros(B, S, 0, D), ["multiple of key heads K", "K=0"]),
+    (
+        zeros(B, N, T, H),
+        zeros(B, N, S, H),
+        zeros(B, N, S, H),
+        ["N=5 and K=7", r"looks like \(\*B, N, T, H\)", "swapaxes"],
+    ),
+]
+
+
+@pytest.mark.parametrize("query, key, value, texts", WRONG_VECTORS)
+def test_vectors_that_do_not_fit_are_named_in_letters(query, key, value, texts):
+    with pytest.raises(ValueError) as error:
+        jattn.attention(query, key, value)
+    assert_says(error, "attention", texts)
+
+
+def assert_says(error, caller, texts):
+    message = str(error.value)
+    assert message.startswith(caller + ": "), message
+    assert "but got" in message, message
+    assert COMPLETE_SENTENCE.match(message), message
+    for text in texts:
+        assert re.search(text, message), f"{text!r} is not in {message!r}"
+
+
+@pytest.mark.parametrize("name, place", [("query", 0), ("key", 1), ("value", 2)])
+def test_integer_and_list_inputs_are_refused(name, place):
+    arrays = vectors()
+    arrays[place] = arrays[place].astype(np.int32)
+    with pytest.raises(TypeError) as error:
+        jattn.attention(*arrays)
+    assert_says(
+        error, "attention", [f"{name} must be floating point", "int32", "astype"]
+    )
+    arrays[place] = arrays[place].tolist()
+    with pytest.raises(TypeError) as error:
+        jattn.attention(*arrays)
+    assert_says(error, "attention", [f"{name} must be an array", "list", "jnp.asarray"])
+
+
+ENDS = dict(query_positions="end")
+BOOL = np.ones((B, N, T, S), bool)
+WRONG_OPTIONS = [
+    # masks
+    (dict(mask=BOOL[0, 0]), ValueError, [r"\(\*B, N, T, S\)", r"\(5, 7\)", "padding"]),
+    (
+        dict(mask=BOOL[:, 0]),
+        ValueError,
+        [r"\(2, 5, 7\)", r"x\[:, None\]", r"x\[None\]"],
+    ),
+    (dict(mask=BOOL[..., :4]), ValueError, [r"\(2, 6, 5, 4\)", "each axis full or 1"]),
+    (dict(mask=BOOL[:, :3]), ValueError, ["mask", r"\(2, 3, 5, 7\)"]),
+    (dict(mask=BOOL.astype(int)), TypeError, ["mask must be Boolean", "int64", "!= 0"]),
+    (dict(mask=BOOL.astype(np.float32)), TypeError, ["must be Boolean", "float32"]),
+    (dict(mask=[[True]]), TypeError, ["mask must be an array or a rule", "list"]),
+    (dict(mask=True), TypeError, ["mask must be an array or a rule", "bool"]),
+    (dict(mask=masks.dense(BOOL[0, 0])), ValueError, ["mask.array", r"\(5, 7\)"]),
+    (dict(mask=masks.padding(BOOL[0, 0, 0])), ValueError, [r"\(\*B, S\)", r"\(7,\)"]),
+    (
+        dict(mask=masks.padding(BOOL[:, 0, 0, :4])),
+        ValueError,
+        ["key_valid", r"\(2, 4\)"],
+    ),
+    (dict(mask=masks.segments(zeros(B, T, dtype=int))), ValueError, ["key_ids"]),
+    (
+        dict(mask=masks.lengths(np.array([1, 2, 3]))),
+        ValueError,
+        [r"\(\*B\)", r"\(3,\)"],
+    ),
+    (
+        dict(mask=masks.sliding_window(np.array([1, 2])), **ENDS),
+        ValueError,
+        [r"mask.left", r"\(N\)", r"\(2,\)"],
+    ),
+    (
+        dict(mask=masks.causal() & ~masks.padding(BOOL[0, 0, 0]), **ENDS),
+        ValueError,
+        ["mask.right.inner.key_valid"],
+    ),
+    # bias
+    (dict(bias=BOOL), TypeError, ["bias must be floating point", "bool", "mask="]),
+    (dict(bias=zeros(T, S)), ValueError, ["bias", r"\(5, 7\)", r"x\[None, None\]"]),
+    (dict(bias=zeros(N, T, S)), ValueError, ["bias", r"\(6, 5, 7\)", r"x\[None\]"]),
+    (dict(bias=0.5), TypeError, ["bias must be an array", "float"]),
+    (dict(bias=zeros(1, 1, T, T)), ValueError, [r"\(1, 1, 5, 5\)"]),
+    # scale
+    (dict(scale=zeros(2)), ValueError, [r"\(N,\)", r"\(2,\)", "N=6"]),
+    (dict(scale=zeros(N, 1)), ValueError, [r"\(6, 1\)"]),
+    (
+        dict(scale=jnp.ones((), int)),
+        TypeError,
+        ["scale must be a number or floating point", "int32"],
+    ),
+    # positions
+    (
+        dict(mask=masks.causal()),
+        ValueError,
+        ["T=5, S=7", '"start"', '"end"', "integers"],
+    ),
+    (dict(score=scores.rule(bare)), ValueError, ["T=5, S=7", "None"]),
+    (dict(mask=~masks.causal() | masks.nothing()), ValueError, ["T=5, S=7"]),
+    (dict(query_positions="last"), ValueError, ["'start', 'end'", "'last'"]),
+    (dict(query_positions="strat"), ValueError, ["Did you mean 'start'"]),
+    (dict(query_positions=zeros(T)), TypeError, ["must be integers", "float"]),
+    (dict(query_positions=np.arange(4)), ValueError, [r"\(\*B, T\)", r"\(2, 5\)"]),
+    (dict(key_positions=np.arange(T)), ValueError, [r"\(\*B, S\)", r"\(2, 7\)"]),
+    (
+        dict(key_positions=np.ones((3, S), int)),
+        ValueError,
+        ["key_positions", r"\(3, 7\)"],
+    ),
+    # options
+    (dict(block_sizes=(0, 4)), ValueError, [r"\(0, 4\)", "two positive ints"]),
+    (dict(block_sizes=(4, -1)), ValueError, [r"\(4, -1\)", r"\(256, 256\)"]),
+    (dict(block_sizes=(True, 4)), ValueError, [r"\(True, 4\)"]),
+    (dict(block_sizes=(1.5, 4)), ValueError, [r"\(1.5, 4\)"]),
+    (dict(block_sizes=[4, 4]), ValueError, [r"\[4, 4\]"]),
+    (dict(block_sizes=(4, 4, 4)), ValueError, [r"\(4, 4, 4\)"]),
+    (dict(block_sizes=4), ValueError, ["got 4"]),
+    (
+        dict(block_sizes=(4, 4), implementation="reference"),
+        ValueError,
+        ["no tiles", "Leave one of them out"],
+    ),
+    (dict(implementation="blockwize"), ValueError, ["Did you mean 'blockwise'"]),
+    (dict(implementation="flash"), ValueError, ["'reference', 'blockwise'", "'flash'"]),
+    (dict(empty_rows="zeros"), ValueError, ["Did you mean 'zero'"]),
+    (dict(empty_rows=None), ValueError, ["'zero', 'mean'", "None"]),
+    # score rules
+    (
+        dict(score=bare),
+        TypeError,
+        ["score must be a rule", "function", r"scores.rule\(fn\)"],
+    ),
+    (dict(score=(scores.soft_cap(2.0), bare)), TypeError, ["function"]),
+    (dict(score=masks.causal()), TypeError, ["score must be a rule", "Causal"]),
+    (
+        dict(score=scores.rule(narrower), **ENDS),
+        ValueError,
+        ["rule.narrower", "shape", "bfloat16", "float32", "cast"],
+    ),
+    (dict(score=scores.rule(smaller), **ENDS), ValueError, [r"\(5, 1\)", r"\(5, 7\)"]),
+    (dict(score=scores.additive(zeros(T, S))), ValueError, [r"score\[0\].bias"]),
+]
+
+
+@pytest.mark.parametrize("options, kind, texts", WRONG_OPTIONS)
+def test_an_option_that_does_not_fit_is_refused(options, kind, texts):
+    with pytest.raises(kind) as error:
+        jattn.attention(Q, KEY, V, **options)
+    assert type(error.value) is kind
+    assert_says(error, "attention", texts)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    ["0.5", np.ones(N, bool), True, [1.0, 2.0]],
+    ids=["text", "Booleans", "True", "two numbers"],
+)
+def test_scale_is_a_number_or_one_per_head(scale):
+    with pytest.raises((TypeError, ValueError), match="attention: scale must be"):
+        jattn.attention(Q, KEY, V, scale=scale)
+
+
+@pytest.mark.parametrize("name", ["causal", "is_causal", "dropout", "masks"])
+def test_an_unknown_keyword_is_a_type_error(name):
+    with pytest.raises(TypeError, match=name):
+        jattn.attention(Q, KEY, V, **{name: True})
+
+
+def test_a_mask_is_never_taken_by_position():
+    with pytest.raises(TypeError, match="positional"):
+        jattn.attention(Q, KEY, V, BOOL)
+
+
+def test_the_same_mistakes_are_named_by_the_pure_functions():
+    with pytest.raises(ValueError, match=r"^attention_weights: .*N=5 and K=3"):
+        jattn.attention_weights(zeros(B, T, 5, H), KEY)
+    with pytest.raises(ValueError, match=r"^attention_weights: mask.*\(5, 7\)"):
+        jattn.attention_weights(Q, KEY, mask=BOOL[0, 0])
+    with pytest.raises(ValueError, match=r"^scaled_scores: .*H=4 and 5"):
+        jattn.scaled_scores(Q, zeros(B, S, K, 5))
+    with pytest.raises(ValueError, match=r"^scaled_scores: scale .*\(2,\)"):
+        jattn.scaled_scores(Q, KEY, zeros(2))
+    with pytest.raises(TypeError, match=r"^mask_scores: .*Boolean.*allowed != 0"):
+        jattn.mask_scores(jnp.zeros((2, 3)), jnp.ones((2, 3), int))
+
+
+def test_errors_under_jit_and_grad_are_the_same():
+    with pytest.raises(ValueError, match="T=5, S=7"):
+        jax.grad(lambda q: jattn.attention(q, KEY, V, mask=masks.causal()).sum())(Q)
+    with pytest.raises(ValueError, match="N=5 and K=3"):
+        jax.jit(jattn.attention)(zeros(B, T, 5, H), KEY, V)
+
+
+def test_a_rule_without_positions_asks_for_none():
+    jattn.attention(Q, KEY, V, mask=masks.lengths(3), score=scores.soft_cap(2.0))
+
+
+def test_a_batch_mask_is_not_read_as_heads_when_the_sizes_agree():
+    x = zeros(3, 3, 3, H)
+    with pytest.raises(ValueError, match=r"\(3, 3, 3\)"):
+        jattn.attention(x, x, x, mask=np.ones((3, 3, 3), bool))
+
+
+@pytest.mark.parametrize("algorithm", ["reference", "blockwise"])
+def test_the_gradient_to_the_future_is_exactly_zero(algorithm):
+    q, k, v = exact(1, T, 1, H), exact(2, T, 1, H), exact(3, T, 1, D)
+    blocks = (2, 3) if algorithm == "blockwise" else None
+
+    def sums(q, k, v):
+        out, lse = jattn.attention(
+            q,
+            k,
+            v,
+            mask=masks.causal(),
+            implementation=algorithm,
+            block_sizes=blocks,
+            return_lse=True,
+        )
+        return out.sum((1, 2)), lse[:, 0]
+
+    arguments = [x.astype(np.float32) for x in (q, k, v)]
+    outs, lses = jax.jit(jax.jacrev(sums, (0, 1, 2)))(*arguments)
+    future = np.triu(np.ones((T, T), bool), 1)
+    for jacobian in (*outs[1:], lses[1]):
+        jacobian = np.abs(np.asarray(jacobian)).sum((2, 3))  # (T, S)
+        assert not jacobian[future].any()
+        assert jacobian[~future][1:].all()
+
+
+@pytest.mark.parametrize("algorithm", ["reference", "blockwise"])
+@pytest.mark.parametrize("garbage", [3.0, 1e30, np.nan, np.inf])
+def test_no_bit_depends_on_the_future(algorithm, garbage):
+    x = exact(4, T, 1, H).astype(np.float32)
+    changed = x.copy()
+    changed[3:] = garbage
+    blocks = (2, 3) if algorithm == "blockwise" else None
+    out, other = (
+        jattn.attention(
+            x,
+            keys,
+            keys,
+            mask=masks.causal(),
+            implementation=algorithm,
+            block_sizes=blocks,
+        )
+        for keys in (x, changed)
+    )
+    assert_same_bits(other[:3], out[:3])
+    assert (np.asarray(other[3:]) != np.asarray(out[3:])).all()
