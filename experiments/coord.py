@@ -18,7 +18,7 @@ from experiments.data import Corpus, batch
 from experiments.model import logit_scale
 from experiments.probe import probe
 from experiments.progress import Progress
-from experiments.step import initialise, train_step
+from experiments.step import initialise, static_settings, train_step
 
 
 def coordinate_check(
@@ -71,10 +71,7 @@ def _logit_stds(config: Config, text: np.ndarray) -> list[float]:
     settings, data = config.coord, config.data
     graph, state = initialise(config)
     scale, rate = jnp.float32(logit_scale(config.model)), jnp.float32(settings.lr)
-    # One step of warm-up out of very many: the rate stays what it is.
-    constant = dataclasses.replace(
-        config.optim, lr=1.0, steps=10**9, warmup_fraction=0.0
-    )
+    static = static_settings(config.optim)
 
     def tokens(step: int) -> np.ndarray:
         sizes = dict(batch=data.batch, context=data.context)
@@ -89,7 +86,7 @@ def _logit_stds(config: Config, text: np.ndarray) -> list[float]:
 
     stds = {0: measure()}
     for step in range(max(settings.steps)):
-        state, _ = train_step(graph, constant, state, tokens(step), step, rate, scale)
+        state, _ = train_step(graph, static, state, tokens(step), rate, scale)
         if step + 1 in settings.steps:
             stds[step + 1] = measure()
     return [stds[step] for step in settings.steps]

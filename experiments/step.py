@@ -1,5 +1,6 @@
 """One step of training, and the loss it lowers: pure functions of explicit state."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -35,6 +36,11 @@ def initialise(config: Config) -> tuple[Any, TrainState]:
     return graph, TrainState(params, optimiser(config.optim).init(params))
 
 
+def static_settings(optim: Optim) -> Optim:
+    """The settings with those that become data at values that never differ."""
+    return dataclasses.replace(optim, lr=1.0, steps=1, warmup_fraction=0.0)
+
+
 def optimiser(optim: Optim) -> optax.GradientTransformation:
     """AdamW with clipping, without the learning rate.
 
@@ -47,16 +53,15 @@ def optimiser(optim: Optim) -> optax.GradientTransformation:
     )
 
 
-def schedule(optim: Optim) -> optax.Schedule:
-    """The learning rate of update 0, 1, ... as a share of its peak.
+def learning_rates(optim: Optim) -> np.ndarray:
+    """The learning rate of every update, (steps,).
 
     It rises linearly, from 1 / warmup at the first update so that none is wasted, and
     falls as a cosine that would reach 0 at update `steps`.
     """
     warmup = max(round(optim.warmup_fraction * optim.steps), 1)
-    return optax.warmup_cosine_decay_schedule(
-        1 / warmup, 1.0, warmup - 1, max(optim.steps, warmup)
-    )
+    share = optax.warmup_cosine_decay_schedule(1 / warmup, 1.0, warmup - 1, optim.steps)
+    return optim.lr * np.asarray(share(np.arange(optim.steps)), np.float32)
 
 
 def next_byte_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -71,19 +76,20 @@ def train_step(
     optim: Optim,
     state: TrainState,
     tokens: jax.Array,
-    step: jax.Array,
     rate: jax.Array,
     scale: jax.Array,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update.
 
+    Learning rate and factor are data: whatever differs in them alone shares one
+    compilation.
+
     Args:
         graph: the structure of the model.
-        optim: the optimiser's settings; its lr is not used.
+        optim: what `static_settings` leaves of the optimiser's settings.
         state: parameters and moments.
         tokens: (B, T + 1).
-        step: the number of updates so far.
-        rate: the peak learning rate.
+        rate: the learning rate.
         scale: the factor of the dot products.
 
     Returns:
@@ -96,7 +102,6 @@ def train_step(
 
     loss, gradient = jax.value_and_grad(loss_fn)(state.params)
     updates, moments = optimiser(optim).update(gradient, state.moments, state.params)
-    rate = rate * schedule(optim)(step)
     params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
     norm = optax.tree.norm(gradient)
     metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}

@@ -5,7 +5,6 @@ of a run that was never interrupted. So nothing that depends on the clock is wri
 among the metrics.
 """
 
-import dataclasses
 import functools
 import json
 import math
@@ -30,7 +29,14 @@ from experiments.files import write_json
 from experiments.model import logit_scale
 from experiments.probe import probe
 from experiments.progress import Progress
-from experiments.step import TrainState, evaluate, initialise, train_step
+from experiments.step import (
+    TrainState,
+    evaluate,
+    initialise,
+    learning_rates,
+    static_settings,
+    train_step,
+)
 
 
 def train(
@@ -121,8 +127,8 @@ def _run_steps(
         there should be.
     """
     optim, data = config.optim, config.data
-    rate, scale = jnp.float32(optim.lr), jnp.float32(logit_scale(config.model))
-    static = dataclasses.replace(optim, lr=1.0)
+    rates, scale = learning_rates(optim), jnp.float32(logit_scale(config.model))
+    static = static_settings(optim)
     progress.start("train", optim.steps)
     began = time.perf_counter()
     with _Record(directory, config, initial) as record:
@@ -136,7 +142,7 @@ def _run_steps(
                 context=data.context,
             )
             state, numbers = train_step(
-                graph, static, record.state, tokens, step, rate, scale
+                graph, static, record.state, tokens, rates[step], scale
             )
             loss = float(numbers["loss"])
             if not math.isfinite(loss):
