@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
+    except OSError as error:
+        print("error:", _sentence(error), file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; the same command continues from here", file=sys.stderr)
         return 130
@@ -132,12 +135,13 @@ def _parser() -> argparse.ArgumentParser:
         parsers[name].set_defaults(run=function, prog=parsers[name].prog)
     for name in ("train", "sweep", "theory", "coord"):
         parsers[name].add_argument("config", metavar="CONFIG", help="a TOML file")
-        parsers[name].add_argument(
+        overrides = parsers[name].add_argument(
             "overrides",
             nargs=argparse.REMAINDER,
             metavar="--KEY VALUE",
             help="settings to change, as in --optim.lr 1e-2; CONFIG --help lists them",
         )
+        overrides.required = False  # Python 3.11 takes all that remains as required
     for name, metavar in (("report", "DIRECTORY"), ("sample", "RUN_DIRECTORY")):
         parsers[name].add_argument("directory", type=Path, metavar=metavar)
     add = parsers["sample"].add_argument
@@ -162,6 +166,13 @@ def _corpus(config: Config) -> Corpus:
     corpus = load_corpus(config.data.source)
     check_length(corpus, config)
     return corpus
+
+
+def _sentence(error: OSError) -> str:
+    """What failed, and with which file."""
+    if error.filename is None:
+        return " ".join(str(error).split())
+    return f"{error.filename}: {error.strerror}"
 
 
 def _show_report(path: Path) -> None:

@@ -1,5 +1,7 @@
 """The state of a run on disk: complete checkpoints, and what they belong to."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,12 @@ from flax import nnx
 
 from experiments.config import Config, ConfigError, from_dict, run_id, to_dict
 from experiments.data import Corpus
-from experiments.files import read_json, write_json
+from experiments.files import damaged, read_json, write_json
 from experiments.model import CausalLM, logit_scale
 from experiments.step import TrainState, initialise
+
+# What orbax raises for files that are empty, cut off, overwritten or missing.
+DAMAGED = (ValueError, KeyError, AttributeError, FileNotFoundError, IsADirectoryError)
 
 
 def claim(directory: Path, config: Config, corpus: Corpus) -> None:
@@ -22,12 +27,12 @@ def claim(directory: Path, config: Config, corpus: Corpus) -> None:
     """
     path = directory / "config.json"
     if path.exists():
-        held = read_json(path)
-        if run_id(from_dict(held["config"])) != run_id(config):
+        held, sha256 = _claimed(path)
+        if run_id(held) != run_id(config):
             raise ConfigError(
                 f"{directory} holds a run of another config; name another"
             )
-        if held["sha256"] != corpus.sha256:
+        if sha256 != corpus.sha256:
             raise ConfigError(f"{directory} holds a run on another text; name another")
     write_json(path, {"config": to_dict(config), "sha256": corpus.sha256})
 
@@ -39,10 +44,12 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._manager = ocp.CheckpointManager(
-            (directory / "checkpoints").absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=2),
-        )
+        self._directory = directory / "checkpoints"
+        with _refusing_damage(self._directory):
+            self._manager = ocp.CheckpointManager(
+                self._directory.absolute(),
+                options=ocp.CheckpointManagerOptions(max_to_keep=2),
+            )
 
     def close(self) -> None:
         """Ends all use."""
@@ -60,13 +67,18 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def restore(self, like: TrainState) -> TrainState:
-        """The newest state, in the structure of `like`; `like` itself without one."""
+        """The newest state, in the structure of `like`; `like` itself without one.
+
+        Raises:
+            ConfigError: the checkpoint is damaged.
+        """
         if self.step == 0:
             return like
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(like))
-        arrays = self._manager.restore(
-            self.step, args=ocp.args.StandardRestore(abstract)
-        )
+        with _refusing_damage(self._directory / str(self.step)):
+            arrays = self._manager.restore(
+                self.step, args=ocp.args.StandardRestore(abstract)
+            )
         return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
 
@@ -74,18 +86,42 @@ def restore_parameters(directory: Path) -> tuple[Config, CausalLM]:
     """The model of a run at its newest checkpoint.
 
     Raises:
-        ConfigError: there is no checkpoint.
+        ConfigError: there is no checkpoint, or it is damaged.
     """
-    config = from_dict(read_json(directory / "config.json")["config"])
+    config, _ = _claimed(directory / "config.json")
     graph, initial = initialise(config)
-    checkpoints = Checkpoints(directory)
-    if checkpoints.step == 0:
+    # To look for checkpoints makes their directory.
+    is_there = (directory / "checkpoints").exists()
+    if not is_there or (checkpoints := Checkpoints(directory)).step == 0:
         raise ConfigError(f"{directory} holds no checkpoint: train the run first")
     state = checkpoints.restore(initial)
     checkpoints.close()
     model = nnx.merge(graph, state.params)
     model.scale = logit_scale(config.model)
     return config, model
+
+
+def _claimed(path: Path) -> tuple[Config, str]:
+    """What config.json says: the config, and the SHA-256 of the text."""
+    held = read_json(path)
+    try:
+        return from_dict(held["config"]), held["sha256"]
+    except ConfigError as error:
+        raise damaged(path, error) from None
+
+
+@contextlib.contextmanager
+def _refusing_damage(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # An array that cannot be read is an Exception of no further type to orbax.
+        if type(error) is not Exception and not isinstance(error, DAMAGED):
+            raise
+        raise ConfigError(
+            f"{directory} is damaged; remove it to continue from an older checkpoint, "
+            "or from the beginning"
+        ) from error
 
 
 def _plain(state: TrainState) -> list[Any]:

@@ -1,13 +1,12 @@
 """What an experiment has left in its directory, read and grouped."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.files import read_json
+from experiments.files import read_json, read_lines
 
 SCALES = ("none", "sqrt", "inv", "init")
 # The measures of the probe, and what they are called.
@@ -181,6 +180,5 @@ def _read_if_there(path: Path) -> dict[str, Any]:
 
 
 def _read_curve(path: Path) -> list[tuple[int, float]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    points = [json.loads(line) for line in lines]
-    return [(p["step"], p["loss"]) for p in points if p["loss"] is not None]
+    lines = read_lines(path) if path.exists() else []
+    return [(line["step"], line["loss"]) for line in lines]

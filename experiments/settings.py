@@ -28,7 +28,11 @@ Decay = Annotated[float, Rule(lambda x: x >= 0, "must not be negative")]
 Share = Annotated[float, Rule(lambda x: 0 < x < 1, "must be between 0 and 1")]
 ShareOrZero = Annotated[float, Rule(lambda x: 0 <= x < 1, "must be in [0, 1)")]
 Name = Annotated[
-    str, Rule(lambda s: bool(re.fullmatch(r"\w[\w.-]*", s)), "must be a file name")
+    str,
+    Rule(
+        lambda s: bool(re.fullmatch(r"\w([\w.-]*[\w-])?", s)),
+        "must be a file name that ends in no dot",
+    ),
 ]
 Text = Annotated[str, Rule(lambda s: s != "", "must not be empty")]
 Scale = Literal["sqrt", "none", "inv", "init"]

@@ -42,7 +42,8 @@ def sweep(
         The path of the report.
 
     Raises:
-        ConfigError: a setting or a text does not fit; nothing has been computed then.
+        ConfigError: a setting or a text does not fit, or the directory holds another
+            experiment; nothing has been computed or written then.
     """
     points = grid(config, lists)
     sources = {point.data.source for point in [config, *points]}
@@ -51,6 +52,8 @@ def sweep(
         check_length(corpora[point.data.source], point)
     directory = experiment_directory(config)
     description = _description(config, lists, points) | {"command": command}
+    _refuse_another(directory, description["runs"])
+    directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "sweep.json", description)
     theory(config, progress)
     coord(config, corpora[config.data.source], progress)
@@ -104,6 +107,13 @@ def experiment_directory(config: Config) -> Path:
     return Path(config.out) / config.name
 
 
+def _refuse_another(directory: Path, runs: list[str]) -> None:
+    """Lists may be extended; what an experiment has listed stays in it."""
+    path = directory / "sweep.json"
+    if path.exists() and not set(read_json(path)["runs"]) <= set(runs):
+        raise ConfigError(f"{directory} holds another experiment; set another --name")
+
+
 def _kept(
     path: Path,
     settings: dict[str, Any],
@@ -113,9 +123,10 @@ def _kept(
     """Read a result from its file, or compute it if it is of other settings."""
     if path.exists():
         result = read_json(path)
-        if result["settings"] == settings:
+        if result.get("settings") == settings:
             progress.finish(f"{path.stem}  finished before")
             return result
+    path.parent.mkdir(parents=True, exist_ok=True)  # fails before the computation
     result = compute() | {"settings": settings}
     write_json(path, result)
     progress.finish(f"{path.stem}  finished")

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,8 @@ from experiments.data import (
     evaluation_batches,
     ngram_losses,
 )
-from experiments.files import write_json
+from experiments.files import damaged, read_lines, write_json, write_text
+from experiments.lock import hold
 from experiments.model import logit_scale
 from experiments.probe import probe
 from experiments.progress import Progress
@@ -56,11 +57,35 @@ def train(
         The summary. Losses are in nats per byte.
 
     Raises:
-        ConfigError: the directory holds another run, or the text is too short.
+        ConfigError: another process is training in the directory, it holds another
+            run, or a damaged one, or the text is too short.
         KeyboardInterrupt: passed on, after a checkpoint was written.
     """
     check_length(corpus, config)
-    claim(directory, config, corpus)
+    with hold(directory):
+        claim(directory, config, corpus)
+        return _train(config, corpus, directory, progress)
+
+
+class _End(NamedTuple):
+    """How the steps ended.
+
+    Attributes:
+        step: how many were done.
+        state: after them.
+        loss: on the last logged batch, None if there was none.
+        reason: why there are no more if there should be.
+    """
+
+    step: int
+    state: TrainState
+    loss: float | None
+    reason: str | None = None
+
+
+def _train(
+    config: Config, corpus: Corpus, directory: Path, progress: Progress
+) -> dict[str, Any]:
     graph, initial = initialise(config)
     data = config.data
     text, held_out = corpus.split(data.validation_fraction)
@@ -76,7 +101,9 @@ def train(
         probe, graph, scale=scale, tokens=probed, settings=config.probe
     )
 
-    step, state, reason = _run_steps(config, text, directory, progress, graph, initial)
+    step, state, train_loss, reason = _run_steps(
+        config, text, directory, progress, graph, initial
+    )
     summary: dict[str, Any] = {
         "id": run_id(config),
         "config": to_dict(config),
@@ -99,7 +126,7 @@ def train(
     if reason is None:
         loss = evaluate(graph, state.params, scale, windows)
         summary["metrics"] |= {
-            "train_loss": _last_line(directory)["loss"],
+            "train_loss": train_loss,
             "validation_loss": loss,
             "bits_per_byte": loss / math.log(2),
         }
@@ -119,13 +146,8 @@ def _run_steps(
     progress: Progress,
     graph: Any,
     initial: TrainState,
-) -> tuple[int, TrainState, str | None]:
-    """All steps from the newest checkpoint on.
-
-    Returns:
-        The number of steps done, the state after them, and why there are no more if
-        there should be.
-    """
+) -> _End:
+    """All steps from the newest checkpoint on."""
     optim, data = config.optim, config.data
     rates, scale = learning_rates(optim), jnp.float32(logit_scale(config.model))
     static = static_settings(optim)
@@ -146,7 +168,8 @@ def _run_steps(
             )
             loss = float(numbers["loss"])
             if not math.isfinite(loss):
-                return step, record.state, f"loss is {loss} at step {step + 1}"
+                reason = f"loss is {loss} at step {step + 1}"
+                return _End(step, record.state, record.loss, reason)
             if record.add(step + 1, state, numbers):
                 speed = (step + 1 - first) / (time.perf_counter() - began)
                 tokens_per_second = speed * data.batch * data.context
@@ -156,7 +179,7 @@ def _run_steps(
         seconds = time.perf_counter() - began
         timing = {"seconds": seconds, "steps": record.step - first}
         write_json(directory / "timing.json", timing)
-        return record.step, record.state, None
+        return _End(record.step, record.state, record.loss)
 
 
 class _Record:
@@ -171,12 +194,10 @@ class _Record:
         self._checkpoints = Checkpoints(directory)
         # One attribute, so that an interrupt never finds half of a step.
         self._at = self._checkpoints.step, self._checkpoints.restore(initial)
-        path = directory / "metrics.jsonl"
-        lines = (
-            path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        )
-        kept = [line for line in lines if json.loads(line)["step"] <= self.step]
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self._path = path = directory / "metrics.jsonl"
+        kept = self._kept_lines(path)
+        self.loss: float | None = kept[-1]["loss"] if kept else None
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._lines = path.open("a", encoding="utf-8")
 
     @property
@@ -191,14 +212,15 @@ class _Record:
 
     def add(self, step: int, state: TrainState, numbers: dict[str, jax.Array]) -> bool:
         """Keeps a step; whether it was one to write a line for."""
-        self._at = step, state
-        due = step % self._log.every == 0 or step == self._last
+        due = self._is_due(step)
         if due:
             line = {"step": step} | {name: float(x) for name, x in numbers.items()}
             self._lines.write(json.dumps(line) + "\n")
             self._lines.flush()
+            self.loss = line["loss"]
+        self._at = step, state  # after its line: a checkpoint is never ahead of it
         if step % self._log.checkpoint_every == 0 or step == self._last:
-            self._checkpoints.save(step, state)
+            self._save()
         return due
 
     def __enter__(self) -> "_Record":
@@ -206,11 +228,23 @@ class _Record:
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         if kind is KeyboardInterrupt and self.step:
-            self._checkpoints.save(*self._at)
+            self._save()
         self._checkpoints.close()
         self._lines.close()
 
+    def _save(self) -> None:
+        # Orbax would make a directory that was deleted anew; this raises instead.
+        self._path.stat()
+        self._checkpoints.save(*self._at)
 
-def _last_line(directory: Path) -> dict[str, Any]:
-    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return json.loads(lines[-1])
+    def _is_due(self, step: int) -> bool:
+        return step % self._log.every == 0 or step == self._last
+
+    def _kept_lines(self, path: Path) -> list[dict[str, Any]]:
+        """The lines up to the newest checkpoint, none of which may be missing."""
+        lines = read_lines(path) if path.exists() else []
+        kept = [line for line in lines if line["step"] <= self.step]
+        due = [step for step in range(1, self.step + 1) if self._is_due(step)]
+        if [line["step"] for line in kept] != due:
+            raise damaged(path, "its steps are not those before the checkpoint")
+        return kept

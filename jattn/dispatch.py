@@ -64,22 +64,23 @@ def attention(
             score rules.
         scale: factor of the dot products; a number, or an array of shape () or (N,).
             Default 1/sqrt(H).
-        query_positions: where the queries stand: "start" (0 to T - 1), "end" (the last
-            of them beside the last key), or integers that broadcast to (*B, T). None
-            is "start", and must be chosen if T != S and a rule uses positions.
+        query_positions: where the queries stand: "start" (the first of them beside the
+            first key), "end" (the last beside the last key), or integers that broadcast
+            to (*B, T). None is "start" if T == S; otherwise it must be chosen wherever
+            a rule uses positions.
         key_positions: integers that broadcast to (*B, S); default 0 to S - 1.
         implementation: "reference" (whole rows, O(T S) memory) or "blockwise" (O(T +
             S) memory). None takes reference where everything fits one tile of 256 x
             256 and no block sizes are given, else blockwise.
         block_sizes: (queries, keys) of a tile of blockwise; default (256, 256).
         empty_rows: "zero", or "mean": a query without keys gets the mean of all
-            values, as in `jax.nn.dot_product_attention`.
+            values, whatever they hold, as in `jax.nn.dot_product_attention`.
         precision: of the matrix products, as in `jax.lax.dot_general`.
         return_lse: whether to return the log-sum-exp too.
 
     Returns:
         out: (*B, T, N, D), dtype of query.
-        lse: (*B, T, N), float32 (float64 for float64 inputs), differentiable, with
+        lse: (*B, T, N), float32 (float64 if an input is), differentiable, with
             `return_lse`: natural log of the softmax's denominator, -inf for a query
             without keys.
 
@@ -223,10 +224,12 @@ def _attention(
 ) -> tuple[jax.Array, jax.Array]:
     *batch, num_queries, num_heads, _ = query.shape
     shape = (*batch, num_queries, num_heads)
-    dtype = accumulator(query.dtype)
+    out_dtype, common = query.dtype, jnp.result_type(query, key, value)
+    query, key, value = (x.astype(common) for x in (query, key, value))
+    dtype = accumulator(common)
     if 0 in shape or key.shape[-3] == 0:
         return (
-            jnp.zeros((*shape, value.shape[-1]), query.dtype),
+            jnp.zeros((*shape, value.shape[-1]), out_dtype),
             jnp.full(shape, -jnp.inf, dtype),
         )
     algorithm = functools.partial(ALGORITHMS[spec.implementation], spec=spec)
@@ -237,7 +240,7 @@ def _attention(
     if spec.empty_rows == "mean":
         mean = jnp.repeat(jnp.mean(value, axis=-3), num_heads // value.shape[-2], -2)
         out = jnp.where(jnp.isneginf(lse)[..., None], mean[..., None, :, :], out)
-    return out.astype(query.dtype), lse
+    return out.astype(out_dtype), lse
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -257,7 +260,7 @@ def _weights(query: jax.Array, key: jax.Array, pairs: Pairs, *, spec: Any) -> ja
 @jax.jit
 def _scores(query: jax.Array, key: jax.Array, pairs: Pairs) -> jax.Array:
     def one_head(q: jax.Array, k: jax.Array, pairs: Pairs) -> jax.Array:
-        return scores_of_head(q, k, pairs.scale)
+        return scores_of_head(q, k.T, pairs.scale)
 
     *batch, num_queries, num_heads, _ = query.shape
     shape = (*batch, num_heads, num_queries, key.shape[-3])

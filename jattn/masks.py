@@ -13,8 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from jattn.core.arguments import array_of, integer, tile_views, with_axes
-from jattn.core.letters import leaf, leaves_from, lettered
+from jattn.core.arguments import (
+    array_of,
+    check_callable,
+    integer,
+    tile_views,
+    with_axes,
+)
+from jattn.core.letters import leaf, leaves_from
 from jattn.core.rules import EMPTY, FULL, PARTIAL, Array, Mask, Range, verdict_of
 
 __all__ = [
@@ -35,11 +41,8 @@ __all__ = [
 ]
 
 
-@lettered
 class Causal(Mask):
     """See `causal`."""
-
-    positional = True
 
     def allowed(self, q_pos: Array, k_pos: Array) -> Any:
         return k_pos <= q_pos
@@ -64,14 +67,11 @@ def causal() -> Mask:
     return Causal()
 
 
-@lettered
 class SlidingWindow(Mask):
     """See `sliding_window`."""
 
     left: int | Array | None = leaf("N")
     right: int | Array | None = leaf("N", default=0)
-
-    positional = True
 
     def allowed(self, q_pos: Array, k_pos: Array) -> Any:
         near: Any = np.True_
@@ -128,9 +128,10 @@ def sliding_window(
     return SlidingWindow(**bounds)
 
 
-@lettered
 class Padding(Mask):
     """See `padding`."""
+
+    positional = False
 
     key_valid: Array = leaf("BS")
     query_valid: Array | None = leaf("BT", default=None)
@@ -165,9 +166,10 @@ def padding(key_valid: Array, query_valid: Array | None = None) -> Padding:
     return Padding(array_of("padding", "key_valid", key_valid, np.bool_), query_valid)
 
 
-@lettered
 class Lengths(Mask):
     """See `lengths`. It becomes a `Padding` once T and S are known."""
+
+    positional = False
 
     key_lengths: int | Array = leaf("B")
     query_lengths: int | Array | None = leaf("B", default=None)
@@ -211,9 +213,10 @@ def lengths(
     return Lengths(integer("lengths", "key_lengths", key_lengths), query_lengths)
 
 
-@lettered
 class Segments(Mask):
     """See `segments`."""
+
+    positional = False
 
     query_ids: Array = leaf("BT")
     key_ids: Array = leaf("BS")
@@ -254,19 +257,24 @@ def segments(
 
     Example:
         >>> segments(np.array([[1, 1, 2, 2, 0]]))
-        segments(int64[1,5], int64[1,5])
+        segments(int32[1,5], int32[1,5])
     """
     query_ids = array_of("segments", "query_ids", query_ids, np.integer)
     if key_ids is None:
         key_ids = query_ids
+    if padding_id is not None and type(padding_id) is not int:
+        raise TypeError(
+            f"segments: padding_id must be an int or None, but got {padding_id!r}."
+        )
     return Segments(
         query_ids, array_of("segments", "key_ids", key_ids, np.integer), padding_id
     )
 
 
-@lettered
 class Dense(Mask):
     """See `dense`."""
+
+    positional = False
 
     array: Array = leaf("BNTS")
 
@@ -294,7 +302,6 @@ def dense(array: Array) -> Dense:
     return Dense(array_of("dense", "array", array, np.bool_))
 
 
-@lettered
 class CustomMask(Mask):
     """See `rule`."""
 
@@ -304,7 +311,6 @@ class CustomMask(Mask):
     verdict_fn: Callable[..., Any] | None = None
 
     called = "rule"
-    positional = True
 
     def allowed(self, q_pos: Array, k_pos: Array) -> Any:
         return self.fn(q_pos, k_pos, *tile_views(self.arrays, self.axes))
@@ -326,9 +332,10 @@ def rule(
 
     Args:
         fn: `fn(q_pos, k_pos, *arrays) -> bool`, elementwise over (T, 1) and (1, S).
-            Inside `jax.jit` the function itself is part of the cache's key: use the
-            same one again, not a fresh lambda.
-        *arrays: what else it needs. Arrays that it closes over work too, as constants.
+            It is compiled, and the function itself is part of the cache's key: use the
+            same one again, not a fresh lambda, and let it read what varies from
+            `arrays` only.
+        *arrays: what else it needs.
         axes: the letters of each array, of "BNTS" and in that order. An array with T
             or S reaches `fn` as the tile's part of it, T as (T, 1) and S as (1, S);
             B and N are mapped away. By default "", which passes it whole.
@@ -344,12 +351,16 @@ def rule(
         ...     lambda q_pos, k_pos, w: q_pos - k_pos < w, np.array([1, 4]), axes=["N"]
         ... )
     """
+    check_callable("masks.rule", "fn", fn)
+    if verdict is not None:
+        check_callable("masks.rule", "verdict", verdict)
     return CustomMask(fn, *with_axes("masks.rule", arrays, axes), verdict)
 
 
-@lettered
 class Everything(Mask):
     """See `everything`."""
+
+    positional = False
 
     def allowed(self, q_pos: Array, k_pos: Array) -> Any:
         return np.True_
@@ -363,9 +374,10 @@ def everything() -> Mask:
     return Everything()
 
 
-@lettered
 class Nothing(Mask):
     """See `nothing`."""
+
+    positional = False
 
     def allowed(self, q_pos: Array, k_pos: Array) -> Any:
         return np.False_

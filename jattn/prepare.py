@@ -62,6 +62,9 @@ def _with_positions(
     """Adds positions that are data; those that are static are named."""
     caller, sizes, _ = call
     align = "start"
+    if key_positions is not None:
+        k_pos = check_positions(caller, "key_positions", key_positions, "S", sizes)
+        pairs = dataclasses.replace(pairs, k_pos=k_pos)
     if query_positions is None:
         if sizes.T != sizes.S and any(rule.positional for rule in pairs.walk()):
             raise ValueError(
@@ -75,9 +78,16 @@ def _with_positions(
     else:
         q_pos = check_positions(caller, "query_positions", query_positions, "T", sizes)
         pairs = dataclasses.replace(pairs, q_pos=q_pos)
-    if key_positions is not None:
-        k_pos = check_positions(caller, "key_positions", key_positions, "S", sizes)
-        pairs = dataclasses.replace(pairs, k_pos=k_pos)
+    if pairs.k_pos is not None and pairs.q_pos is None:
+        if sizes.T > sizes.S:
+            raise ValueError(
+                f"{caller}: with T > S there is no key beside every query, but got "
+                f"T={sizes.T}, S={sizes.S}, key_positions and {query_positions=}. Give "
+                "query_positions as integers."
+            )
+        first = sizes.S - sizes.T if align == "end" else 0
+        q_pos = pairs.k_pos[..., first : first + sizes.T]
+        pairs = dataclasses.replace(pairs, q_pos=q_pos)
     return pairs, align
 
 
@@ -108,8 +118,9 @@ def check_scale(call: Call, scale: Any) -> Array | None:
 def _array(caller: str, name: str, value: Any, kind: type) -> Array:
     if isinstance(value, (jax.Array, np.ndarray)):
         return array_of(caller, name, value, kind)
+    rule = " or a rule of jattn.masks" if name == "mask" else ""
+    cure = " A function becomes one by jattn.masks.rule(fn)." if callable(value) else ""
     raise TypeError(
-        f"{caller}: {name} must be an array"
-        f"{' or a rule of jattn.masks' if name == 'mask' else ''}, but got "
-        f"{type(value).__name__}."
+        f"{caller}: {name} must be an array{rule}, but got "
+        f"{type(value).__name__}.{cure}"
     )

@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.core.arguments import array_of, tile_views, with_axes
-from jattn.core.letters import leaf, leaves_from, lettered
+from jattn.core.arguments import array_of, check_callable, tile_views, with_axes
+from jattn.core.letters import leaf, leaves_from
 from jattn.core.rules import Array, Score
 
 __all__ = ["Score", "additive", "rule", "soft_cap"]
 
 
-@lettered
 class SoftCap(Score):
     """See `soft_cap`."""
+
+    positional = False
 
     cap: float | Array = leaf("N")
 
@@ -39,6 +40,7 @@ def soft_cap(cap: float | Array) -> SoftCap:
 
     Raises:
         ValueError: cap is known not to be positive and finite.
+        TypeError: cap is not a number or floating point.
 
     Source: Bello et al. 2016, arXiv:1611.09940, section 5.1; Gemma Team 2024,
         arXiv:2408.00118, section 2.
@@ -47,9 +49,14 @@ def soft_cap(cap: float | Array) -> SoftCap:
         >>> soft_cap(50.0)(jnp.array([[1e4]]), None, None)
         Array([[50.]], dtype=float32)
     """
-    if not isinstance(cap, (int, float)):
-        cap = array_of("soft_cap", "cap", cap, np.floating)
-    elif not 0 < cap < math.inf:
+    if isinstance(cap, bool) or not isinstance(cap, (int, float)):
+        cap = cap if isinstance(cap, jax.Array) else np.asarray(cap)
+        if not jnp.issubdtype(cap.dtype, jnp.floating):
+            raise TypeError(
+                f"soft_cap: cap must be a number or floating point, but got {cap!r}."
+            )
+    known = not isinstance(cap, jax.core.Tracer)
+    if known and not np.all((np.asarray(cap) > 0) & (np.asarray(cap) < math.inf)):
         raise ValueError(
             f"soft_cap: cap must be positive and finite, but got cap={cap}. To have "
             "no cap, leave the rule out."
@@ -57,9 +64,10 @@ def soft_cap(cap: float | Array) -> SoftCap:
     return SoftCap(cap)
 
 
-@lettered
 class Additive(Score):
     """See `additive`."""
+
+    positional = False
 
     bias: Array = leaf("BNTS")
 
@@ -82,7 +90,6 @@ def additive(bias: Array) -> Additive:
     return Additive(array_of("additive", "bias", bias, np.floating))
 
 
-@lettered
 class CustomScore(Score):
     """See `rule`."""
 
@@ -91,7 +98,6 @@ class CustomScore(Score):
     axes: tuple[str, ...] = ()
 
     called = "rule"
-    positional = True
 
     def __call__(self, s: jax.Array, q_pos: Array, k_pos: Array) -> jax.Array:
         return self.fn(s, q_pos, k_pos, *tile_views(self.arrays, self.axes))
@@ -105,8 +111,9 @@ def rule(
     Args:
         fn: `fn(s, q_pos, k_pos, *arrays) -> s`, elementwise over (T, S), (T, 1) and
             (1, S). It keeps the shape and the dtype of `s`, and is finite where `s`
-            is. Inside `jax.jit` the function itself is part of the cache's key: use
-            the same one again, not a fresh lambda.
+            is. It is compiled, and the function itself is part of the cache's key: use
+            the same one again, not a fresh lambda, and let it read what varies from
+            `arrays` only.
         *arrays: what else it needs; gradients reach them.
         axes: the letters of each array, of "BNTS" and in that order. An array with T
             or S reaches `fn` as the tile's part of it, T as (T, 1) and S as (1, S);
@@ -121,4 +128,5 @@ def rule(
         >>> rule(distance, np.array([0.5, 0.25], np.float32), axes=["N"])
         rule(distance, float32[2], 'N')
     """
+    check_callable("scores.rule", "fn", fn)
     return CustomScore(fn, *with_axes("scores.rule", arrays, axes))

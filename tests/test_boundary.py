@@ -305,3 +305,114 @@ def test_no_bit_depends_on_the_future(algorithm, garbage):
     )
     assert_same_bits(other[:3], out[:3])
     assert (np.asarray(other[3:]) != np.asarray(out[3:])).all()
+
+
+def test_the_ends_of_the_queries_are_those_of_the_keys():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 8, 1, 4)), jnp.float32)
+    late = np.arange(100, 108)
+    for place, positions in (("start", late[:3]), ("end", late[5:])):
+        named, given = (
+            jattn.attention(
+                x[:, :3],
+                x,
+                x,
+                mask=masks.causal(),
+                query_positions=p,
+                key_positions=late,
+            )
+            for p in (place, positions)
+        )
+        np.testing.assert_array_equal(named, given)
+        assert np.abs(named).min() > 0
+    with pytest.raises(ValueError, match="T > S"):
+        jattn.attention(
+            x, x[:, :3], x[:, :3], query_positions="end", key_positions=late[:3]
+        )
+
+
+def test_positions_of_any_integer_type_have_the_differences_of_integers():
+    x = jnp.ones((1, 8, 1, 4))
+    window = masks.sliding_window(1, 1)
+    for dtype in (np.uint8, np.int8, np.uint32, np.int64):
+        p = np.arange(8, dtype=dtype)
+        for given in (p, jnp.asarray(p)):
+            weights = jattn.attention_weights(
+                x, x, mask=window, query_positions=given, key_positions=given
+            )
+            assert int((weights > 0).sum()) == 22
+
+
+BEYOND = 2**32 + 1
+TOO_LARGE = [
+    lambda: masks.segments(np.array([[1, BEYOND]])),
+    lambda: masks.lengths(np.array([BEYOND])),
+    lambda: masks.sliding_window(np.int64(BEYOND)),
+    lambda: masks.rule(lambda q, k, a: k < a, np.array(BEYOND)),
+    lambda: jattn.rotary(jnp.ones((1, 1, 2)), np.array([BEYOND])),
+    lambda: jattn.attention(
+        jnp.ones((1, 1, 2)),
+        *[jnp.ones((1, 1, 2))] * 2,
+        query_positions=np.array([BEYOND]),
+    ),
+]
+
+
+@pytest.mark.parametrize("call", TOO_LARGE)
+def test_integers_that_would_be_cut_off_are_refused(call):
+    with pytest.raises(ValueError, match=str(BEYOND)):
+        call()
+
+
+def test_a_bound_beyond_every_position_is_no_bound():
+    assert masks.sliding_window(2**40) == masks.sliding_window(2**31 - 1)
+
+
+@pytest.mark.parametrize("blocks", [(2, 3), None])
+@pytest.mark.parametrize(
+    "fn", [lambda q, k: (k <= q)[:, 0], lambda q, k: (k <= q)[None, None]]
+)
+def test_a_mask_rule_must_return_the_axes_of_a_tile(fn, blocks):
+    with pytest.raises(ValueError, match="axes of scores") as error:
+        jattn.attention(Q, KEY, V, mask=masks.rule(fn), block_sizes=blocks, **ENDS)
+    assert "under the mask rule" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("blocks", [(2, 3), None])
+def test_values_of_no_width_have_outputs_of_none(blocks):
+    out, lse = jattn.attention(Q, KEY, V[..., :0], block_sizes=blocks, return_lse=True)
+    assert out.shape == (B, T, N, 0) and np.isfinite(lse).all()
+
+
+@pytest.mark.parametrize("blocks", [(2, 3), None])
+def test_inputs_of_different_dtypes_are_computed_in_the_wider(blocks):
+    q = Q.astype(jnp.bfloat16)
+    out, lse = jattn.attention(q, KEY, V, block_sizes=blocks, return_lse=True)
+    assert out.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
+
+
+def test_what_is_not_a_float_for_attention_is_refused():
+    for x in (Q.astype(jnp.float8_e4m3fn), Q.astype(jnp.complex64), Q > 0):
+        with pytest.raises(TypeError, match="query must be floating point"):
+            jattn.attention(x, KEY, V)
+        with pytest.raises(TypeError, match="rotary: x must be floating point"):
+            jattn.rotary(x)
+
+
+def test_a_function_is_not_a_mask_and_the_cure_is_named():
+    with pytest.raises(TypeError, match=r"jattn\.masks\.rule\(fn\)"):
+        jattn.attention(Q, KEY, V, mask=lambda q, k: k <= q)
+    for make in (masks.rule, scores.rule):
+        with pytest.raises(TypeError, match="fn must be a function, but got 7"):
+            make(7)
+
+
+@pytest.mark.parametrize("padding_id", ["0", 0.5, True])
+def test_padding_id_is_an_int(padding_id):
+    with pytest.raises(TypeError, match="padding_id must be an int"):
+        masks.segments(np.array([[1, 2]]), padding_id=padding_id)
+
+
+@pytest.mark.parametrize("base", [0.0, -5.0, float("nan")])
+def test_the_base_of_rotary_positions_is_positive(base):
+    with pytest.raises(ValueError, match="base must be positive"):
+        jattn.rotary(jnp.ones((1, 1, 2)), base=base)

@@ -1,6 +1,8 @@
 """The command line refuses the impossible in one line, before it writes anything."""
 
+import errno
 import io
+import json
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from experiments.__main__ import main
+from experiments.config import Config, override
 from experiments.progress import Prefixed, display
 
 COMMANDS = ("train", "sweep", "theory", "coord", "report", "sample")
@@ -19,7 +22,9 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
     (tmp_path / "short.txt").write_text("not much to learn from")
+    (tmp_path / "long.txt").write_text("enough to learn from. " * 9000)
     (tmp_path / "swept.toml").write_text("[sweep]\nseed = [0, 1]")
+    (tmp_path / "long.toml").write_text("[data]\nsource = 'long.txt'")
     return tmp_path
 
 
@@ -62,12 +67,57 @@ def test_a_bad_config_is_refused(here, capsys, text, message):
         ("report absent", "absent holds no experiment"),
         ("sample absent --prompt x", "absent holds no training run"),
         ("sample absent", "required: --prompt"),
+        ("train swept.toml --name a..", "must be a file name that ends in no dot"),
+        ("theory swept.toml --out empty.txt", "empty.txt/run: Not a directory"),
+        ("theory swept.toml --out empty.txt/x", "empty.txt/x/run: Not a directory"),
+        ("sweep long.toml --out empty.txt", "empty.txt/run: Not a directory"),
+        ("train long.toml --out empty.txt", "empty.txt/run/"),
         ("dance", "invalid choice: 'dance'"),
         ("", "required: COMMAND"),
     ],
 )
 def test_a_bad_command_line_is_refused(here, capsys, args, message):
     assert message in refusal(here, capsys, *args.split())
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "theory", "coord"])
+def test_only_the_config_is_required(here, capsys, command):
+    assert "required: CONFIG; see" in refusal(here, capsys, command)
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", "a..b", "7", "a-"])
+def test_a_name_may_hold_dots_inside(name):
+    assert override(Config(), ["--name", name]).name == name
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "x/y"), "x/y: Permission"),
+        (OSError("two\nlines"), "two lines"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(here, capsys, monkeypatch, error, message):
+    def refuse(path):
+        raise error
+
+    monkeypatch.setattr("experiments.__main__.load", refuse)
+    assert message in refusal(here, capsys, "train", "long.toml")
+
+
+def test_a_damaged_file_is_one_line(here, capsys):
+    (here / "sweep.json").write_text("{}")
+    assert "sweep.json is damaged" in refusal(here, capsys, "report", ".")
+    (here / "config.json").write_text("{}")
+    line = refusal(here, capsys, "sample", ".", "--prompt", "x")
+    assert "config.json is damaged" in line
+
+
+def test_sampling_a_run_without_checkpoints_makes_none(here, capsys):
+    claim = {"config": {}, "sha256": "0" * 64}
+    (here / "config.json").write_text(json.dumps(claim))
+    line = refusal(here, capsys, "sample", ".", "--prompt", "x")
+    assert "holds no checkpoint: train the run first" in line
 
 
 def test_help_lists_the_commands_with_one_line_each(capsys, monkeypatch):

@@ -25,6 +25,7 @@ CORE = [
     "boundary",
     "arguments",
     "tile",
+    "plan",
     "rotary",
     "heads",
 ]
@@ -84,7 +85,15 @@ def test_the_core_imports_jax_numpy_and_lower_files_of_the_core(path):
         assert known or name.split(".")[0] in STANDARD, name
 
 
-STANDARD = {"dataclasses", "collections", "typing", "itertools", "re", "difflib"}
+STANDARD = {
+    "dataclasses",
+    "collections",
+    "typing",
+    "itertools",
+    "re",
+    "difflib",
+    "functools",
+}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

@@ -249,3 +249,19 @@ def test_no_heads_are_refused():
 def test_inputs_that_do_not_fit_are_refused(call, text):
     with pytest.raises(ValueError, match="(?s)" + text):
         call(make())
+
+
+def test_rope_does_not_guess_where_fewer_queries_stand():
+    layer = jattn.nnx.MultiHeadAttention(2, 8, rope=jattn.rotary, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 7, 8)), jnp.float32)
+    with pytest.raises(ValueError, match="T != S"):
+        layer(x[:, -1:], x)
+    last = layer(x[:, -1:], x, query_positions="end")
+    np.testing.assert_allclose(last, layer(x)[:, -1:], rtol=2e-5, atol=2e-6)
+
+
+def test_keys_of_self_attention_stand_where_its_queries_do():
+    layer = jattn.nnx.MultiHeadAttention(2, 8, rope=jattn.rotary, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 7, 8)), jnp.float32)
+    moved = layer(x, query_positions=jnp.arange(7)[None] + 100)
+    np.testing.assert_allclose(moved, layer(x), rtol=2e-5, atol=2e-5)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 from rich.console import Console
 
-from experiments.config import Config, to_dict
+from experiments.config import Config, ConfigError, to_dict
 from experiments.figures import training_figure
 from experiments.page import _format
 from experiments.report import print_tables, write_report
@@ -87,7 +87,7 @@ def write_run(
         {"step": s, "loss": value + 2.6 / (1 + s / 25)}
         for s in range(20, 361 if not diverged else 17, 20)
     ]
-    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     return tag
 
 
@@ -442,3 +442,21 @@ def test_runs_that_all_diverged_have_a_report(tmp_path):
     text = page(tmp_path)
     assert "no finished pair: not resolved" in text
     assert "After training" not in text
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]"])
+@pytest.mark.parametrize("name", ["sweep", "theory", "coord", "summary"])
+def test_a_damaged_file_stops_the_report_and_is_named(full, name, text):
+    path = next(full.rglob(f"{name}.json"))
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"{name}\.json is damaged \(.*; remove it"):
+        write_report(full)
+    assert not (full / "report.html").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "3"])
+def test_damaged_metrics_stop_the_report_and_are_named(full, text):
+    path = next(full.rglob("metrics.jsonl"))
+    path.write_text(path.read_text() + text + "\n")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is damaged \(line \d"):
+        write_report(full)

@@ -272,10 +272,9 @@ def test_bind_and_walk_reach_every_part():
 
 
 def test_a_mask_class_of_ones_own_works_everywhere():
-    from jattn.core.letters import lettered
-
-    @lettered
     class Parity(masks.Mask):
+        positional = False
+
         odd: np.ndarray = jattn.leaf("S")
 
         def allowed(self, q_pos, k_pos):
@@ -286,3 +285,13 @@ def test_a_mask_class_of_ones_own_works_everywhere():
     v = np.where(odd, 1.0, 50.0).astype(np.float32)[:, None, None]
     out = jattn.attention(x, k, v, mask=Parity(odd), block_sizes=(3, 4))
     np.testing.assert_allclose(out, np.ones((T, 1, 1)), rtol=1e-6)
+
+
+def test_a_mask_class_that_does_not_say_so_is_taken_to_use_positions():
+    class Before(masks.Mask):
+        def allowed(self, q_pos, k_pos):
+            return k_pos <= q_pos
+
+    x, k = jnp.ones((T, 1, 2)), jnp.ones((S, 1, 2))
+    with pytest.raises(ValueError, match="T != S"):
+        jattn.attention(x, k, k, mask=Before())

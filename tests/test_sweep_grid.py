@@ -14,6 +14,7 @@ from experiments.config import (
     Theory,
     grid,
     run_id,
+    to_dict,
 )
 from experiments.files import read_json, write_json
 from experiments.progress import Silent
@@ -39,13 +40,25 @@ def calls(monkeypatch):
 
     def train(config, corpus, directory, progress):
         made.append(run_id(config))
-        status = "diverged" if config.seed == 1 else "finished"
-        summary = {"status": status, "corpus": {"sha256": corpus.sha256}}
+        summary = {
+            "id": run_id(config),
+            "config": to_dict(config),
+            "status": "diverged" if config.seed == 1 else "finished",
+            "metrics": {"step": 1, "validation_loss": None},
+            "corpus": {"bytes": 1, "sha256": corpus.sha256},
+            "baselines": {},
+            "probe": {"initial": {"mean": {}}, "final": None},
+        }
+        directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / "summary.json", summary)
         return summary
 
     def record(name):
-        return lambda *args: made.append(name) or {"made by": name}
+        tables = {
+            "theory": {"keys": 1, "rows": []},
+            "coord": {"lr": 1.0, "d_k": [], "steps": [], "scales": {}},
+        }
+        return lambda *args: made.append(name) or tables[name]
 
     monkeypatch.setattr(module, "train", train)
     monkeypatch.setattr(module, "theory_table", record("theory"))
@@ -153,6 +166,55 @@ def test_a_sweep_that_cannot_be_run_writes_nothing(config, calls, tmp_path):
     with pytest.raises(ConfigError, match="too short"):
         module.sweep(config, {"data.context": [8, 512]}, Silent())
     assert calls == [] and not (tmp_path / "out").exists()
+
+
+def test_the_name_of_another_experiment_is_refused_and_nothing_is_written(
+    config, calls, tmp_path
+):
+    module.sweep(config, LISTS, Silent())
+    calls.clear()
+    before = {x: x.read_bytes() for x in tmp_path.rglob("*") if x.is_file()}
+    for other in ({"seed": [0, 3]}, {"model.d_k": [4], "seed": [0, 1, 2]}):
+        with pytest.raises(ConfigError, match="another experiment; set another --name"):
+            module.sweep(config, other, Silent())
+    after = {x: x.read_bytes() for x in tmp_path.rglob("*") if x.is_file()}
+    assert after == before and calls == []
+
+
+def test_the_lists_of_an_experiment_may_be_extended(config, calls):
+    module.sweep(config, LISTS, Silent())
+    calls.clear()
+    longer = LISTS | {"seed": [0, 1, 2, 3]}
+    report = module.sweep(config, longer, Silent())
+    assert len(calls) == 2
+    assert read_json(report.parent / "sweep.json")["sweep"] == longer
+
+
+DAMAGE = ("", "{", "{}", "[1]", "null", "\x00", "[" * 100_000)
+
+
+@pytest.mark.parametrize("text", DAMAGE, ids=range(len(DAMAGE)))
+@pytest.mark.parametrize("name", ["sweep", "theory", "coord", "summary"])
+def test_a_damaged_file_stops_a_sweep_and_is_named(config, calls, name, text):
+    directory = module.sweep(config, {}, Silent()).parent
+    (path,) = directory.rglob(f"{name}.json")
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        module.sweep(config, {}, Silent())
+    assert str(caught.value).startswith(f"{path} is damaged (")
+    assert str(caught.value).endswith("; remove it to compute it again")
+    path.unlink()
+    module.sweep(config, {}, Silent())
+    assert path.exists()
+
+
+def test_a_file_that_lacks_an_inner_key_is_damaged(config, calls):
+    (path,) = module.sweep(config, {}, Silent()).parent.rglob("summary.json")
+    summary = read_json(path)
+    for wrong in ({"bytes": 1}, {"bytes": 1, "sha256": 2}):
+        write_json(path, summary | {"corpus": wrong})
+        with pytest.raises(ConfigError, match=r"damaged \(.*'corpus.sha256'"):
+            module.sweep(config, {}, Silent())
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

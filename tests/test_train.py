@@ -1,8 +1,11 @@
 """Training: the schedule, the optimiser, and runs that are interrupted."""
 
 import dataclasses
+import fcntl
+import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import experiments.train as module
@@ -210,6 +214,170 @@ def test_the_directory_of_another_run_is_refused_and_left_alone(corpus, finished
     with pytest.raises(ConfigError, match="another text"):
         train(CONFIG, Corpus("x", corpus.data, "0" * 64), directory, Silent())
     assert before == {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+
+
+def test_a_directory_in_which_another_process_trains_is_refused(corpus, tmp_path):
+    with (tmp_path / ".lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process is training"):
+            train(CONFIG, corpus, tmp_path, Silent())
+        assert list(tmp_path.iterdir()) == [tmp_path / ".lock"]
+    assert train(CONFIG, corpus, tmp_path, Silent())["status"] == "finished"
+
+
+def test_the_directory_is_held_as_long_as_a_run_is_trained(corpus, tmp_path):
+    class Looking(Silent):
+        """Tries to take the lock while the run is trained, and when it ends."""
+
+        def update(self, step, **numbers):
+            with (tmp_path / ".lock").open("a") as file:
+                with pytest.raises(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+        def finish(self, message):
+            self.update(None)
+
+    train(CONFIG, corpus, tmp_path, Looking())
+    with (tmp_path / ".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.fixture
+def unfinished(finished, tmp_path):
+    """A copy of a run that lacks nothing but its summary."""
+    directory = shutil.copytree(finished[0], tmp_path / "run")
+    (directory / "summary.json").unlink()
+    return directory
+
+
+def deleted(path):
+    path.unlink()
+
+
+def halved(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def doubled(path):
+    path.write_bytes(path.read_bytes() * 2)
+
+
+def replaced_by(text):
+    return lambda path: path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [deleted, halved, doubled, *map(replaced_by, ["", "junk\n", "{}\n", "[1]\n"])],
+)
+def test_metrics_that_do_not_fit_the_checkpoint_are_refused(corpus, unfinished, damage):
+    damage(unfinished / "metrics.jsonl")
+    with pytest.raises(ConfigError) as caught:
+        train(CONFIG, corpus, unfinished, Silent())
+    assert "metrics.jsonl is damaged" in str(caught.value)
+    assert f"; remove {unfinished} to compute it again" in str(caught.value)
+
+
+def test_a_line_after_the_checkpoint_or_cut_off_is_no_damage(
+    corpus, finished, unfinished
+):
+    with (unfinished / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 12, "loss": 1.0}\n{"step": 14, "lo')
+    assert train(CONFIG, corpus, unfinished, Silent()) == finished[1]
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[1]", '{"config": {"x": 1}}'])
+def test_a_damaged_claim_is_refused(corpus, unfinished, text):
+    (unfinished / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json is damaged \("):
+        train(CONFIG, corpus, unfinished, Silent())
+    with pytest.raises(ConfigError, match=r"config\.json is damaged \("):
+        sample(unfinished, b"x")
+
+
+def test_an_unknown_setting_in_a_claim_is_damage(unfinished):
+    claim = {"config": {"optim": {"lrr": 1}}, "sha256": ""}
+    (unfinished / "config.json").write_text(json.dumps(claim))
+    with pytest.raises(ConfigError, match=r"config\.json is damaged \(.*'optim\.lrr'"):
+        sample(unfinished, b"x")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("default", None),
+        ("default/_METADATA", "junk"),
+        ("default/_METADATA", "[]"),
+        ("default/ocdbt.process_0", None),
+        ("_CHECKPOINT_METADATA", "[3]"),
+    ],
+)
+# Orbax leaves coroutines behind that nobody waits for.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_without_it(
+    corpus, finished, unfinished, file, text
+):
+    path = unfinished / "checkpoints/10" / file
+    if path.is_dir():
+        shutil.rmtree(path)
+    elif text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    for use in (
+        lambda: train(CONFIG, corpus, unfinished, Silent()),
+        lambda: sample(unfinished, b"x"),
+    ):
+        with pytest.raises(ConfigError, match="is damaged; remove it") as caught:
+            use()
+    shutil.rmtree(str(caught.value).split(" is damaged")[0])
+    del caught
+    gc.collect()
+    assert train(CONFIG, corpus, unfinished, Silent()) == finished[1]
+
+
+def test_no_other_failure_is_taken_for_damage(unfinished, monkeypatch):
+    def restore(*args, **options):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", restore)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        sample(unfinished, b"x")
+
+
+@pytest.mark.parametrize("step", [2, 10])
+def test_a_directory_that_is_deleted_meanwhile_ends_the_run(corpus, tmp_path, step):
+    class Deleting(Silent):
+        def update(self, at, **numbers):
+            if at == step:
+                shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(FileNotFoundError) as caught:
+        train(CONFIG, corpus, tmp_path / "run", Deleting())
+    assert caught.value.filename in map(
+        str, (tmp_path / "run/metrics.jsonl", tmp_path / "run/timing.json")
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_before_a_line_is_written_repeats_its_step(
+    corpus, finished, tmp_path, monkeypatch
+):
+    class Interrupting:
+        """Stands for the module json."""
+
+        @staticmethod
+        def dumps(line):
+            if line["step"] == 4:
+                raise KeyboardInterrupt
+            return json.dumps(line)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "json", Interrupting)
+        train(CONFIG, corpus, tmp_path, Silent())
+    assert train(CONFIG, corpus, tmp_path, Silent()) == finished[1]
+    metrics = (tmp_path / "metrics.jsonl").read_bytes()
+    assert metrics == (finished[0] / "metrics.jsonl").read_bytes()
 
 
 def test_a_trained_model_continues_a_prompt(finished, tmp_path):

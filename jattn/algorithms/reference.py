@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jattn.core.softmax import logsumexp, masked_softmax
 from jattn.core.spec import AttentionSpec
-from jattn.core.tile import Pairs, guard, logits
+from jattn.core.tile import Pairs, logits, poison
 
 
 def attend(
@@ -29,8 +29,8 @@ def attend(
         out: (T, D), in the dtype of the scores; 0 where a query saw no key.
         lse: (T,), the natural log of the softmax's denominator; -inf there.
     """
-    q, k, v, pairs = guard(q, k, v, pairs)
-    s = logits(q, k, pairs, spec.precision)
+    q, k, v = poison(q, k, v)
+    s = logits(q, k.T, pairs, spec.precision)
     out = jnp.matmul(masked_softmax(s), v.astype(s.dtype), precision=spec.precision)
     lse = logsumexp(s)
     # A row with a NaN takes it from lse, which changes nothing but where its cotangent
@@ -40,5 +40,5 @@ def attend(
 
 def weights(q: jax.Array, k: jax.Array, pairs: Pairs, spec: AttentionSpec) -> jax.Array:
     """The attention weights of one head: (T, H), (S, H) to (T, S)."""
-    q, k, _, pairs = guard(q, k, k, pairs)
-    return masked_softmax(logits(q, k, pairs, spec.precision))
+    q, k, _ = poison(q, k, k)
+    return masked_softmax(logits(q, k.T, pairs, spec.precision))

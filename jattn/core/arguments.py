@@ -30,7 +30,26 @@ def array_of(caller: str, name: str, value: Any, kind: type) -> Array:
             f"{caller}: {name} must be {_KINDS[kind]}, but got {array.dtype} of shape "
             f"{array.shape}. {cure}"
         )
-    return array
+    return to_int32(caller, name, array) if kind is np.integer else array
+
+
+def to_int32(caller: str, name: str, array: Array) -> Array:
+    """Integers as int32, which JAX would make of them anyway, but silently.
+
+    Raises:
+        ValueError: a number does not fit, and 64-bit types are not enabled.
+    """
+    info = np.iinfo(np.int32)
+    if isinstance(array, jax.Array) or array.dtype == np.int32:
+        return array
+    if not array.size or (info.min <= array.min() and array.max() <= info.max):
+        return array.astype(np.int32)
+    if jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
+        return array
+    raise ValueError(
+        f"{caller}: {name} must fit int32, but got {array.dtype} from {array.min()} to "
+        f"{array.max()}. Renumber them, or enable jax_enable_x64."
+    )
 
 
 def integer(caller: str, name: str, value: Any) -> Any:
@@ -42,6 +61,8 @@ def integer(caller: str, name: str, value: Any) -> Any:
     """
     if isinstance(value, bool) or not isinstance(value, int):
         value = array_of(caller, name, value, np.integer)
+    elif value > np.iinfo(np.int32).max:
+        value = int(np.iinfo(np.int32).max)  # beyond every position
     known = not isinstance(value, jax.core.Tracer)
     if known and np.size(value) and np.min(np.asarray(value)) < 0:
         raise ValueError(
@@ -49,6 +70,12 @@ def integer(caller: str, name: str, value: Any) -> Any:
             "it is accepted, means without a bound."
         )
     return value
+
+
+def check_callable(caller: str, name: str, value: Any) -> None:
+    """Raises TypeError unless `value` can be called."""
+    if not callable(value):
+        raise TypeError(f"{caller}: {name} must be a function, but got {value!r}.")
 
 
 def with_axes(
@@ -60,6 +87,10 @@ def with_axes(
         ValueError: the letters are not one valid string per array.
     """
     given = tuple(x if isinstance(x, jax.Array) else np.asarray(x) for x in arrays)
+    given = tuple(
+        to_int32(caller, f"array {i}", x) if jnp.issubdtype(x.dtype, jnp.integer) else x
+        for i, x in enumerate(given)
+    )
     letters = ("",) * len(given) if axes is None else tuple(axes)
     if isinstance(axes, str) or len(letters) != len(given):
         raise ValueError(

@@ -10,6 +10,8 @@ import numpy as np
 from jattn.core.letters import letters_of
 from jattn.core.rules import Rule
 
+FLOATS = ("bfloat16", "float16", "float32", "float64")
+
 
 class Sizes(NamedTuple):
     """The sizes of one call; `batch` holds the leading axes."""
@@ -38,7 +40,7 @@ def check_vectors(caller: str, query: Any, key: Any, value: Any | None = None) -
     if value is not None:
         given["value"] = value
     for name, array in given.items():
-        _check_floating(caller, name, array)
+        check_floating(caller, name, array)
     shapes = {name: tuple(array.shape) for name, array in given.items()}
     shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
     axes = {"query": "(*B, T, N, H)", "key": "(*B, S, K, H)", "value": "(*B, S, K, D)"}
@@ -82,16 +84,18 @@ def check_vectors(caller: str, query: Any, key: Any, value: Any | None = None) -
     return Sizes(tuple(batch), T, S, N, K, H)
 
 
-def _check_floating(caller: str, name: str, array: Any) -> None:
+def check_floating(caller: str, name: str, array: Any) -> None:
+    """Raises TypeError unless `array` is an array of a dtype in `FLOATS`."""
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise TypeError(
             f"{caller}: {name} must be an array, but got {type(array).__name__}. "
             "Convert it with jnp.asarray."
         )
-    if not jnp.issubdtype(array.dtype, jnp.floating):
+    if str(array.dtype) not in FLOATS:
         raise TypeError(
-            f"{caller}: {name} must be floating point, but got {array.dtype} of shape "
-            f"{tuple(array.shape)}. Cast it, for example with .astype(jnp.float32)."
+            f"{caller}: {name} must be floating point ({', '.join(FLOATS)}), but got "
+            f"{array.dtype} of shape {tuple(array.shape)}. Cast it, for example with "
+            ".astype(jnp.float32)."
         )
 
 
@@ -154,6 +158,8 @@ def check_positions(
         TypeError: they are not integers.
         ValueError: they do not broadcast.
     """
+    if isinstance(given, str):
+        raise TypeError(f"{caller}: {name} must be integers, but got {given!r}.")
     array = given if isinstance(given, jax.Array) else np.asarray(given)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(
@@ -170,6 +176,12 @@ def check_positions(
             f"shape {array.shape}. Give one position for each."
         )
     array = array.reshape((1,) * (len(want) - array.ndim) + array.shape)
+    if isinstance(array, np.ndarray) and array.size and np.abs(array).max() >= 2**30:
+        raise ValueError(
+            f"{caller}: {name} must lie within +-2**30, so that their differences fit "
+            f"int32, but got {array.min()} to {array.max()}. Count from another start."
+        )
+    array = array.astype(np.int32)
     if array.shape[-1] != want[-1]:
         numpy = jnp if isinstance(array, jax.Array) else np
         array = numpy.broadcast_to(array, (*array.shape[:-1], want[-1]))

@@ -15,17 +15,16 @@ mesh (`partition_specs`), so that no mask needs code for any of them.
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
 LETTERS = "BNTS"
 """The letters that a leaf may name, in the order in which it must name them."""
-
-C = TypeVar("C", bound="type[Lettered]")
 
 
 def leaf(letters: str, **kwargs: Any) -> Any:
@@ -70,34 +69,29 @@ def _subsequences() -> set[str]:
     return {"".join(pick) for pick in itertools.chain.from_iterable(picks)}
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(leaf, children))
-def lettered(cls: C) -> C:
-    """Makes a subclass of `Lettered` a frozen dataclass and a pytree.
+@dataclass_transform(frozen_default=True, field_specifiers=(leaf, leaves_from))
+class Lettered:
+    """A pytree whose arrays name their axes.
+
+    A subclass is made a frozen dataclass and a pytree by being defined. Two objects
+    without arrays are equal, and hash alike, when their structures are equal; with
+    arrays each is equal to itself only.
 
     Example:
-        >>> import jax
-        >>> @lettered
-        ... class Slopes(Lettered):
+        >>> class Slopes(Lettered):
         ...     slopes: jax.Array | float = leaf("N")
         >>> jax.tree.leaves(Slopes(np.ones(3))), jax.tree.leaves(Slopes(0.5))
         ([array([1., 1., 1.])], [])
     """
-    dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-    jax.tree_util.register_pytree_with_keys(
-        cls,
-        lambda self: _flatten(self, jax.tree_util.GetAttrKey),
-        lambda static, data: _unflatten(cls, static, tuple(data)),
-        lambda self: _flatten(self),
-    )
-    return cls
 
-
-class Lettered:
-    """A pytree whose arrays name their axes.
-
-    Two without arrays are equal, and hash alike, when their structures are equal;
-    with arrays each is equal to itself only.
-    """
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        jax.tree_util.register_pytree_with_keys(
+            cls,
+            lambda self: _flatten(self, jax.tree_util.GetAttrKey),
+            lambda static, data: _unflatten(cls, static, tuple(data)),
+            lambda self: _flatten(self),
+        )
 
     def __eq__(self, other: object) -> bool:
         if self is other or type(self) is not type(other):
@@ -221,30 +215,36 @@ def lift(
 ) -> Any:
     """Calls `fn(*arrays)` under one `vmap` for each letter of `order`.
 
+    One for each, and no loop, keeps an axis that is sharded over devices as it is.
+
     Args:
         fn: what to do for one of each mapped letter.
         arrays: its arguments, arrays or scalars.
         names: the axes of each argument, a letter per axis.
-        order: the letters to map, outermost first. Where an argument has 1 and
-            another has more, it is broadcast.
+        order: the letters to map, outermost first. An argument that has 1 of a letter
+            of which others have more is the same for all.
         out_axes: where a mapped letter stands in the results; 0 if not given.
     """
-    full = {x: 1 for x in order}
-    for array, letters in zip(arrays, names, strict=True):
-        for x, size in zip(letters, np.shape(array), strict=True):
-            full[x] = max(size, full.get(x, 1))
     operands, left = [], []
     for array, letters in zip(arrays, names, strict=True):
-        sizes = zip(letters, np.shape(array), strict=True)
-        ones = [i for i, (x, n) in enumerate(sizes) if x in order and n < full[x]]
+        sizes = list(zip(letters, np.shape(array), strict=True))
+        ones = [i for i, (x, n) in enumerate(sizes) if x in order and n == 1]
         operands.append(lax.squeeze(array, ones) if ones else array)
         left.append("".join(x for i, x in enumerate(letters) if i not in ones))
     for depth in reversed(range(len(order))):
         outer, letter = order[:depth], order[depth]
         inside = ["".join(x for x in letters if x not in outer) for letters in left]
-        fn = jax.vmap(
-            fn,
-            in_axes=tuple(x.index(letter) if letter in x else None for x in inside),
-            out_axes=out_axes.get(letter, 0),
-        )
+        in_axes = tuple(x.index(letter) if letter in x else None for x in inside)
+        out_axis = out_axes.get(letter, 0)
+        if any(axis is not None for axis in in_axes):
+            fn = jax.vmap(fn, in_axes, out_axis)
+        else:  # There is one of it, and an axis of 1 in every product has its price.
+            fn = _with_axis(fn, out_axis)
     return fn(*operands)
+
+
+def _with_axis(fn: Callable[..., Any], axis: int) -> Callable[..., Any]:
+    def with_axis(*arrays: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.expand_dims(x, axis), fn(*arrays))
+
+    return with_axis

@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.core.boundary import Sizes, check_positions, one_of
+from jattn.core.boundary import (
+    Sizes,
+    check_floating,
+    check_positions,
+    one_of,
+)
 from jattn.core.tile import accumulator
 
 
@@ -39,7 +44,7 @@ def rotary(
 
     Raises:
         ValueError: H is odd, a position does not fit, or an option is unknown.
-        TypeError: positions are not integers.
+        TypeError: x is not floating point, or positions are not integers.
 
     Source: Su et al. 2021, arXiv:2104.09864, equation 34.
 
@@ -49,11 +54,14 @@ def rotary(
                [-0.30116868,  1.3817732 ]], dtype=float32)
     """
     one_of("rotary", "style", style, ("half", "interleaved"))
-    if x.ndim < 3 or x.shape[-1] % 2:
+    check_floating("rotary", "x", x)
+    if x.ndim < 3 or x.shape[-1] % 2 or x.shape[-1] == 0:
         raise ValueError(
             "rotary: x must be (*B, T, N, H) with an even head size H, but got "
             f"{x.shape}. Turn an even part of the channels, x[..., :H - 1]."
         )
+    if not 0 < base < float("inf"):
+        raise ValueError(f"rotary: base must be positive and finite, but got {base=}.")
     *batch, length, num_heads, head_dim = x.shape
     if positions is None:
         positions = np.arange(length, dtype=np.int32)

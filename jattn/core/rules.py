@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.core.letters import Lettered, children, lettered
+from jattn.core.letters import Lettered, children
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 """No pair of the tile is allowed; some may be, or nobody knows; every pair is."""
@@ -39,8 +39,9 @@ class Range(NamedTuple):
 class Rule(Lettered):
     """What masks and score rules have in common."""
 
-    positional: ClassVar[bool] = False
-    """Whether the rule itself, its parts aside, depends on positions."""
+    positional: ClassVar[bool] = True
+    """Whether the rule itself, its parts aside, depends on positions; with it, queries
+    and keys of different numbers need positions that are chosen."""
 
     called: ClassVar[str] = ""
     """The public name of the rule, where it is not that of the class."""
@@ -53,7 +54,7 @@ class Rule(Lettered):
             )
             for name, value in self._parts()
         }
-        return dataclasses.replace(self, **bound) if bound else self  # type: ignore[type-var]
+        return dataclasses.replace(self, **bound) if bound else self
 
     def walk(self) -> Iterator["Rule"]:
         """This rule and every rule that it is made of."""
@@ -63,7 +64,7 @@ class Rule(Lettered):
                 yield from part.walk()
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             if "children" in field.metadata:
                 yield field.name, getattr(self, field.name)
 
@@ -72,7 +73,7 @@ class Rule(Lettered):
         name = self.called or "_".join(words).lower()
         values = [
             _shown(getattr(self, field.name))
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            for field in dataclasses.fields(self)
             if getattr(self, field.name) is not field.default
         ]
         return f"{name}({', '.join(values)})"
@@ -135,9 +136,10 @@ def verdict_of(some: Any, every: Any) -> Any:
     return 1 * some + 1 * every
 
 
-@lettered
 class And(Mask):
     """Allows what both masks allow."""
+
+    positional = False
 
     left: Mask = children()
     right: Mask = children()
@@ -154,9 +156,10 @@ class And(Mask):
         return f"({self.left} & {self.right})"
 
 
-@lettered
 class Or(Mask):
     """Allows what either mask allows."""
+
+    positional = False
 
     left: Mask = children()
     right: Mask = children()
@@ -173,9 +176,10 @@ class Or(Mask):
         return f"({self.left} | {self.right})"
 
 
-@lettered
 class Not(Mask):
     """Allows what the mask forbids."""
+
+    positional = False
 
     inner: Mask = children()
 

@@ -23,6 +23,7 @@ def mask_scores(scores: jax.Array, allowed: jax.Array | bool) -> jax.Array:
 
     Raises:
         TypeError: `allowed` is not Boolean.
+        ValueError: it does not broadcast to the shape of `scores`.
 
     Example:
         >>> mask_scores(jnp.array([1.0, 2.0]), jnp.array([True, False]))
@@ -32,6 +33,15 @@ def mask_scores(scores: jax.Array, allowed: jax.Array | bool) -> jax.Array:
         raise TypeError(
             "mask_scores: allowed must be Boolean, but got "
             f"{jnp.result_type(allowed)}. For numbers, write `allowed != 0`."
+        )
+    shape, want = jnp.shape(allowed), jnp.shape(scores)
+    fits = len(shape) == len(want) and all(
+        n in (1, m) for n, m in zip(shape, want, strict=True)
+    )
+    if shape and not fits:
+        raise ValueError(
+            "mask_scores: allowed must have the axes of scores, each full or 1, here "
+            f"{want}, but got {shape}. Give it the missing axes, of size 1."
         )
     return jnp.where(allowed, scores, -jnp.inf)
 
@@ -108,15 +118,35 @@ class SoftmaxState(NamedTuple):
         precision: jax.lax.PrecisionLike = None,
     ) -> "SoftmaxState":
         """The state after one set of keys: scores (..., T, S), value (..., S, D)."""
-        row_max = jnp.max(scores, axis=-1, initial=-jnp.inf)
-        exps = jnp.exp(scores - _finite(row_max)[..., None])
+        empty = cls.empty(scores.shape[:-1], value.shape[-1], scores.dtype)
+        return empty.add(scores, value, precision)
+
+    def add(
+        self,
+        scores: jax.Array,
+        value: jax.Array,
+        precision: jax.lax.PrecisionLike = None,
+    ) -> "SoftmaxState":
+        """The state after more keys, as `merge(from_scores(scores, value))`."""
+        row_max = jnp.maximum(self.max, jnp.max(scores, axis=-1, initial=-jnp.inf))
+        shift = _finite(row_max)
+        # No score is above the maximum; saying so keeps a compiler from contracting a
+        # product in the score with the subtraction, after which the largest weight
+        # would differ from 1 by the rounding of a large score.
+        scores = jnp.where(scores > shift[..., None], shift[..., None], scores)
+        exps = jnp.exp(scores - shift[..., None])
+        old = jnp.exp(self.max - shift)
         acc = jnp.matmul(
             exps.astype(value.dtype),
             value,
             precision=precision,
             preferred_element_type=scores.dtype,
         )
-        return cls(row_max, jnp.sum(exps, axis=-1), acc)
+        return SoftmaxState(
+            row_max,
+            old * self.sum + jnp.sum(exps, axis=-1),
+            old[..., None] * self.acc + acc,
+        )
 
     def merge(self, other: "SoftmaxState") -> "SoftmaxState":
         """The state over the union of two disjoint sets of keys."""

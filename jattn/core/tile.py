@@ -4,18 +4,17 @@ Every algorithm is a fold of `logits` over tiles, or calls it once for all pairs
 order is always the same: scale, score rules as written, bias, mask last.
 """
 
-import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jattn.core.letters import children, leaf, lettered
+from jattn.core.letters import children, leaf
 from jattn.core.rules import Array, Mask, Rule, Score
 from jattn.core.softmax import mask_scores
 
 
-@lettered
 class Pairs(Rule):
     """All that turns the dot product of a query and a key into a logit.
 
@@ -28,17 +27,21 @@ class Pairs(Rule):
         mask: which query may look at which key. None allows all.
         q_pos: positions of the queries; None, likewise, where they are static.
         k_pos: positions of the keys.
-        q_nan: 0, or NaN for a query that holds a NaN or an Inf; see `guard`.
-        k_nan: the same for a key and its value.
     """
+
+    positional = False
 
     scale: Array | float | None = leaf("N")
     scores: tuple[Score, ...] = children()
     mask: Mask | None = children()
     q_pos: Array | None = leaf("BT", default=None)
     k_pos: Array | None = leaf("BS", default=None)
-    q_nan: Array | None = leaf("T", default=None)
-    k_nan: Array | None = leaf("S", default=None)
+
+    @property
+    def positions(self) -> tuple[Array, Array]:
+        """Of the queries, (T, 1), and of the keys, (1, S)."""
+        assert self.q_pos is not None and self.k_pos is not None
+        return self.q_pos[:, None], self.k_pos[None, :]
 
 
 def accumulator(dtype: Any) -> jnp.dtype:
@@ -48,30 +51,33 @@ def accumulator(dtype: Any) -> jnp.dtype:
 
 def scores_of_head(
     q: jax.Array,
-    k: jax.Array,
+    k_t: jax.Array,
     scale: Array | float | None,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """Q k^T * scale for one head: (T, H), (S, H) to (T, S) in `accumulator(dtype)`.
+    """Q k_t * scale for one head: (T, H), (H, S) to (T, S) in `accumulator(dtype)`.
 
     The scale multiplies the product, where it can't overflow a narrow dtype or round
     in it.
     """
-    dtype = accumulator(jnp.result_type(q, k))
-    product = jnp.einsum(
-        "th,sh->ts", q, k, precision=precision, preferred_element_type=dtype
+    dtype = accumulator(jnp.result_type(q, k_t))
+    scale = jnp.asarray(scale, dtype)
+    matmul = functools.partial(
+        jnp.matmul, precision=precision, preferred_element_type=dtype
     )
-    return product * jnp.asarray(scale, dtype)
+    if q.dtype == dtype:
+        return matmul(q * scale, k_t)
+    return matmul(q, k_t) * scale
 
 
-def logits(
-    q: jax.Array, k: jax.Array, pairs: Pairs, precision: jax.lax.PrecisionLike = None
+def scores(
+    q: jax.Array, k_t: jax.Array, pairs: Pairs, precision: jax.lax.PrecisionLike = None
 ) -> jax.Array:
-    """The logits of a tile of one head, forbidden pairs at -inf.
+    """The scores of a tile of one head, as if every pair were allowed.
 
     Args:
         q: queries, (T, H).
-        k: keys, (S, H).
+        k_t: keys, transposed: (H, S).
         pairs: the rules, with the arrays of this tile.
         precision: of the product, as in `jax.lax.dot_general`.
 
@@ -81,16 +87,30 @@ def logits(
     Raises:
         ValueError: a score rule changes the shape or the dtype of the scores.
     """
-    s = scores_of_head(q, k, pairs.scale, precision)
-    assert pairs.q_pos is not None and pairs.k_pos is not None
-    q_pos, k_pos = pairs.q_pos[:, None], pairs.k_pos[None, :]
+    s = scores_of_head(q, k_t, pairs.scale, precision)
     for rule in pairs.scores:
-        s = _apply(rule, s, q_pos, k_pos)
-    if pairs.q_nan is not None and pairs.k_nan is not None:
-        s = s + pairs.q_nan[:, None] + pairs.k_nan[None, :]
-    if pairs.mask is not None:
-        s = mask_scores(s, pairs.mask.allowed(q_pos, k_pos))
+        s = _apply(rule, s, *pairs.positions)
     return s
+
+
+def logits(
+    q: jax.Array, k_t: jax.Array, pairs: Pairs, precision: jax.lax.PrecisionLike = None
+) -> jax.Array:
+    """The scores of a tile of one head, those of forbidden pairs at -inf.
+
+    A vector that `poison` has marked counts as 0, and NaN is added to its pairs before
+    the mask, so that it reaches no pair that is forbidden, forwards or backwards.
+    """
+    (q, q_nan), (k_t, k_nan) = _unpoisoned(q, 1), _unpoisoned(k_t, 0)
+    s = scores(q, k_t, pairs, precision)
+    s = s + q_nan.astype(s.dtype) + k_nan.astype(s.dtype)
+    if pairs.mask is None:
+        return s
+    try:
+        return mask_scores(s, pairs.mask.allowed(*pairs.positions))
+    except (TypeError, ValueError) as error:
+        error.add_note(f"In attention, under the mask {pairs.mask}.")
+        raise
 
 
 def _apply(rule: Score, s: jax.Array, q_pos: Array, k_pos: Array) -> jax.Array:
@@ -105,34 +125,37 @@ def _apply(rule: Score, s: jax.Array, q_pos: Array, k_pos: Array) -> jax.Array:
     return changed
 
 
-def guard(
-    q: jax.Array, k: jax.Array, v: jax.Array, pairs: Pairs
-) -> tuple[jax.Array, jax.Array, jax.Array, Pairs]:
-    """Takes NaN and Inf out of the vectors of one head and into `pairs`.
+def poison(
+    q: jax.Array, k: jax.Array, v: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Turns vectors of one head that hold a NaN or an Inf into marks.
 
     A NaN multiplied by a weight of 0 is NaN still, so in a matrix product it reaches
-    rows that must not see it, forwards and backwards. Here such a vector becomes 0,
-    and a NaN is added to the logits of its pairs instead, before the mask: exactly
-    the rows that may see it are NaN, and so are the gradients of exactly what these
+    rows that must not see it. So such a query or key becomes NaN as a whole, a value
+    becomes 0 and makes its key NaN, and `logits` takes care of the rest: exactly the
+    rows that may see them are NaN, and so are the gradients of exactly what these
     rows look at.
     """
-    dtype = accumulator(q.dtype)
-    q_nan = _nan_rows(q, dtype)
-    k_nan = _nan_rows(k, dtype) + _nan_rows(v, dtype)
-    pairs = dataclasses.replace(pairs, q_nan=q_nan, k_nan=k_nan)
-    return _finite_rows(q), _finite_rows(k), _finite_rows(v), pairs
+    q_bad, k_bad, v_bad = (~jnp.isfinite(x).all(-1, keepdims=True) for x in (q, k, v))
+    return (
+        _replace(q, q_bad, jnp.nan),
+        _replace(k, k_bad | v_bad, jnp.nan),
+        _replace(v, v_bad, 0.0),
+    )
 
 
-def _nan_rows(x: jax.Array, dtype: Any) -> jax.Array:
-    return jnp.where(jnp.isfinite(x).all(axis=-1), 0, jnp.nan).astype(dtype)
+def _unpoisoned(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+    """The vectors along `axis`, 0 where they are marked, and their marks, 0 or NaN."""
+    bad = jnp.isnan(x).any(axis, keepdims=True)
+    return _replace(x, bad, 0.0), jnp.where(bad, jnp.nan, 0.0)
 
 
-@jax.custom_jvp
-def _finite_rows(x: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(x).all(axis=-1, keepdims=True), x, 0)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _replace(x: jax.Array, where: jax.Array, value: float) -> jax.Array:
+    return jnp.where(where, value, x)
 
 
-@_finite_rows.defjvp
-def _finite_rows_jvp(primals: tuple, tangents: tuple) -> tuple:
-    # The identity: the cotangent of a NaN row is NaN and must arrive there.
-    return _finite_rows(*primals), tangents[0]
+@_replace.defjvp
+def _replace_jvp(value: float, primals: tuple, tangents: tuple) -> tuple:
+    # The identity: the cotangent of a row with a NaN is NaN and must arrive there.
+    return _replace(*primals, value), tangents[0]

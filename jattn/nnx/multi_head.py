@@ -156,7 +156,8 @@ class MultiHeadAttention(nnx.Module):
             bias: (*B, N, T, S), each axis full or 1.
             scale: default 1/sqrt(head_dim).
             query_positions: used by `rope` too.
-            key_positions: used by `rope` too.
+            key_positions: used by `rope` too; of self-attention, by default those of
+                the queries.
 
         Returns:
             (*B, T, out_features).
@@ -164,6 +165,12 @@ class MultiHeadAttention(nnx.Module):
         Raises:
             ValueError: shapes do not fit.
         """
+        if (
+            inputs_k is None
+            and key_positions is None
+            and not isinstance(query_positions, str)
+        ):
+            key_positions = query_positions
         query, key, value = self.project(
             inputs_q,
             inputs_k,
@@ -172,8 +179,9 @@ class MultiHeadAttention(nnx.Module):
             key_positions=key_positions,
         )
         if is_causal:
-            rule = mask if mask is None or isinstance(mask, Mask) else masks.dense(mask)
-            mask = masks.causal() if rule is None else masks.causal() & rule
+            if isinstance(mask, (jax.Array, np.ndarray)):
+                mask = masks.dense(mask)
+            mask = masks.causal() if mask is None else masks.causal() & mask
         out = attention(
             query,
             key,
@@ -212,11 +220,17 @@ class MultiHeadAttention(nnx.Module):
             query, key = self.query_ln(query), self.key_ln(key)
         if self.rope is not None:
             num_queries, num_keys = query.shape[-3], key.shape[-3]
-            if query_positions is None or isinstance(query_positions, str):
-                first = num_keys - num_queries if query_positions == "end" else 0
-                query_positions = np.arange(first, first + num_queries, dtype=np.int32)
+            if query_positions is None and num_queries != num_keys:
+                raise ValueError(
+                    "MultiHeadAttention: with T != S, rope needs to know where the "
+                    f"queries stand, but got T={num_queries}, S={num_keys} and "
+                    'query_positions=None. Choose "start" or "end", or give integers.'
+                )
             if key_positions is None:
                 key_positions = np.arange(num_keys, dtype=np.int32)
+            if query_positions is None or isinstance(query_positions, str):
+                first = num_keys - num_queries if query_positions == "end" else 0
+                query_positions = key_positions[..., first : first + num_queries]
             query = self.rope(query, query_positions)
             key = self.rope(key, key_positions)
         return query, key, self.value(inputs_v)
