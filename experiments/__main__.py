@@ -49,6 +49,9 @@ def train(args: argparse.Namespace) -> None:
         summary = run(config, corpus, progress)
     rows = {"run": summary["id"], "status": summary["status"], **summary["metrics"]}
     rows |= {f"{name} table": x for name, x in summary["baselines"].items()}
+    print(
+        "corpus: {name}, {bytes:,} bytes, sha256 {sha256}".format(**summary["corpus"])
+    )
     _print_table(["losses in nats per byte", ""], [[k, v] for k, v in rows.items()])
 
 

@@ -1,6 +1,7 @@
 """The whole experiment, small: from a config to a report, once and again."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,15 @@ def test_a_second_sweep_computes_nothing_again(directory, capsys):
     out = directory.parent
     assert main(["sweep", "configs/smoke.toml", "--out", str(out)]) == 0
     assert before == {path: path.stat().st_mtime_ns for path in files}
+
+
+def test_a_single_run_prints_its_losses_and_what_it_has_read(tmp_path, capsys):
+    single, _ = Path("configs/smoke.toml").read_text().split("[sweep]")
+    config = tmp_path / "single.toml"
+    config.write_text(single)
+    assert main(["train", str(config), "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    (summary,) = (tmp_path / "smoke").glob("*/summary.json")
+    corpus = json.loads(summary.read_text())["corpus"]
+    assert corpus["sha256"] in printed and f"{corpus['bytes']:,} bytes" in printed
+    assert "validation_loss" in printed and "bigram table" in printed

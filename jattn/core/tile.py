@@ -55,10 +55,10 @@ def scores_of_head(
     scale: Array | float | None,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """Q k_t * scale for one head: (T, H), (H, S) to (T, S) in `accumulator(dtype)`.
+    """Scaled products of one head: (T, H), (H, S) to (T, S) in `accumulator(dtype)`.
 
-    The scale multiplies the product, where it can't overflow a narrow dtype or round
-    in it.
+    It is cheaper to scale the queries than the products, but a narrow dtype would
+    round them.
     """
     dtype = accumulator(jnp.result_type(q, k_t))
     scale = jnp.asarray(scale, dtype)
