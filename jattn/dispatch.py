@@ -51,7 +51,8 @@ def attention(
     head n reads key head n // (N // K)), H head size, D width of a value.
 
     A query that may look at no key gets 0. A NaN or an Inf in a vector makes exactly
-    those queries NaN that may look at it, and nothing else.
+    those queries NaN that may look at it, and nothing else. A score that overflows to
+    -inf has a weight of 0, as arithmetic says. Positions lie within +-2**30.
 
     Args:
         query: (*B, T, N, H), floating point.
@@ -62,8 +63,8 @@ def attention(
         score: a rule from `jattn.scores`, or a tuple of them, applied in order.
         bias: floating point, (*B, N, T, S), each axis full or 1; added after the
             score rules.
-        scale: factor of the dot products; a number, or an array of shape () or (N,).
-            Default 1/sqrt(H).
+        scale: factor of the dot products; a number, or an array of shape (), (1,) or
+            (N,). Default 1/sqrt(H).
         query_positions: where the queries stand: "start" (the first of them beside the
             first key), "end" (the last beside the last key), or integers that broadcast
             to (*B, T). None is "start" if T == S; otherwise it must be chosen wherever
@@ -80,7 +81,7 @@ def attention(
 
     Returns:
         out: (*B, T, N, D), dtype of query.
-        lse: (*B, T, N), float32 (float64 if an input is), differentiable, with
+        lse: (*B, T, N), float32 (float64 if a vector is), differentiable, with
             `return_lse`: natural log of the softmax's denominator, -inf for a query
             without keys.
 
@@ -98,7 +99,7 @@ def attention(
     """
     sizes = check_vectors("attention", query, key, value)
     pairs, align = prepare(
-        Call("attention", sizes, accumulator(query.dtype)),
+        Call("attention", sizes),
         mask=mask,
         score=score,
         bias=bias,
@@ -106,11 +107,13 @@ def attention(
         query_positions=query_positions,
         key_positions=key_positions,
     )
+    chosen, blocks = _choose(implementation, block_sizes, sizes)
     spec = AttentionSpec(
-        *_choose(implementation, block_sizes, sizes),
-        one_of("attention", "empty_rows", empty_rows, EMPTY_ROWS),
-        align,
-        precision,
+        implementation=chosen,
+        block_sizes=blocks,
+        empty_rows=one_of("attention", "empty_rows", empty_rows, EMPTY_ROWS),
+        align=align,
+        precision=precision,
     )
     out, lse = _attention(query, key, value, pairs, spec=spec)
     return (out, lse) if return_lse else out
@@ -131,11 +134,12 @@ def attention_weights(
 ) -> jax.Array:
     """The weights with which `attention` averages the values; O(T S) memory.
 
-    Args and errors are those of `attention`.
+    Args and errors are those of `attention`, without value, implementation,
+    block_sizes and return_lse.
 
     Returns:
         (*B, N, T, S), float32 (float64 for float64 inputs). A row sums to one, or to
-        zero where a query may look at no key.
+        zero where a query may look at no key (one with `empty_rows="mean"`).
 
     Example:
         >>> import jax, jattn
@@ -145,7 +149,7 @@ def attention_weights(
     """
     sizes = check_vectors("attention_weights", query, key)
     pairs, align = prepare(
-        Call("attention_weights", sizes, accumulator(query.dtype)),
+        Call("attention_weights", sizes),
         mask=mask,
         score=score,
         bias=bias,
@@ -190,7 +194,7 @@ def scaled_scores(
         (Array([[[2., 2.]]], dtype=float32), Array([[[4., 4.]]], dtype=float32))
     """
     sizes = check_vectors("scaled_scores", query, key)
-    call = Call("scaled_scores", sizes, accumulator(query.dtype))
+    call = Call("scaled_scores", sizes)
     pairs = Pairs(check_scale(call, scale), (), None)
     return _scores(query, key, pairs)
 
@@ -220,7 +224,12 @@ def _choose(
 
 @functools.partial(jax.jit, static_argnames="spec")
 def _attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, pairs: Pairs, *, spec: Any
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    pairs: Pairs,
+    *,
+    spec: AttentionSpec,
 ) -> tuple[jax.Array, jax.Array]:
     *batch, num_queries, num_heads, _ = query.shape
     shape = (*batch, num_queries, num_heads)
@@ -244,11 +253,13 @@ def _attention(
 
 
 @functools.partial(jax.jit, static_argnames="spec")
-def _weights(query: jax.Array, key: jax.Array, pairs: Pairs, *, spec: Any) -> jax.Array:
+def _weights(
+    query: jax.Array, key: jax.Array, pairs: Pairs, *, spec: AttentionSpec
+) -> jax.Array:
     *batch, num_queries, num_heads, _ = query.shape
     shape = (*batch, num_heads, num_queries, key.shape[-3])
     if 0 in shape:
-        return jnp.zeros(shape, accumulator(query.dtype))
+        return jnp.zeros(shape, accumulator(jnp.result_type(query, key)))
     one_head = functools.partial(reference.weights, spec=spec)
     weights = over_heads(one_head, query, (key,), pairs, spec.align, {}).reshape(shape)
     if spec.empty_rows == "mean":
@@ -265,5 +276,5 @@ def _scores(query: jax.Array, key: jax.Array, pairs: Pairs) -> jax.Array:
     *batch, num_queries, num_heads, _ = query.shape
     shape = (*batch, num_heads, num_queries, key.shape[-3])
     if 0 in shape:
-        return jnp.zeros(shape, accumulator(query.dtype))
+        return jnp.zeros(shape, accumulator(jnp.result_type(query, key)))
     return over_heads(one_head, query, (key,), pairs, "start", {}).reshape(shape)

@@ -340,7 +340,9 @@ def rule(
             or S reaches `fn` as the tile's part of it, T as (T, 1) and S as (1, S);
             B and N are mapped away. By default "", which passes it whole.
         verdict: `verdict(q_range, k_range, *arrays) -> EMPTY, PARTIAL or FULL` for a
-            tile, given the `Range` of its positions. Without it no tile is skipped.
+            tile, given the `Range` of its positions: elementwise, since `lo` and `hi`
+            are integers or arrays with one for each tile, possibly traced. Write
+            `jnp.where`, not `if`. Without it no tile is skipped.
 
     Raises:
         ValueError: `axes` does not name the axes of each array.

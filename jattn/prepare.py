@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn.core.arguments import array_of
-from jattn.core.boundary import Sizes, check_positions, check_rule, one_of
+from jattn.core.boundary import (
+    Sizes,
+    check_positions,
+    check_rule,
+    one_of,
+    positions_beside,
+)
 from jattn.core.rules import Array, Mask, Score
 from jattn.core.tile import Pairs
 from jattn.masks import Dense
@@ -16,11 +22,10 @@ from jattn.scores import Additive
 
 
 class Call(NamedTuple):
-    """Who was called, with arrays of which sizes, and the dtype of their scores."""
+    """Who was called, with arrays of which sizes."""
 
     caller: str
     sizes: Sizes
-    dtype: Any
 
 
 def prepare(
@@ -34,7 +39,7 @@ def prepare(
     key_positions: Any,
 ) -> tuple[Pairs, str]:
     """The checked rules of a call, and where its queries stand if that is static."""
-    caller, sizes, _ = call
+    caller, sizes = call
     if mask is not None and not isinstance(mask, Mask):
         mask = Dense(_array(caller, "mask", mask, np.bool_))
     scores = () if score is None else score if isinstance(score, tuple) else (score,)
@@ -60,7 +65,7 @@ def _with_positions(
     call: Call, pairs: Pairs, query_positions: Any, key_positions: Any
 ) -> tuple[Pairs, str]:
     """Adds positions that are data; those that are static are named."""
-    caller, sizes, _ = call
+    caller, sizes = call
     align = "start"
     if key_positions is not None:
         k_pos = check_positions(caller, "key_positions", key_positions, "S", sizes)
@@ -79,14 +84,7 @@ def _with_positions(
         q_pos = check_positions(caller, "query_positions", query_positions, "T", sizes)
         pairs = dataclasses.replace(pairs, q_pos=q_pos)
     if pairs.k_pos is not None and pairs.q_pos is None:
-        if sizes.T > sizes.S:
-            raise ValueError(
-                f"{caller}: with T > S there is no key beside every query, but got "
-                f"T={sizes.T}, S={sizes.S}, key_positions and {query_positions=}. Give "
-                "query_positions as integers."
-            )
-        first = sizes.S - sizes.T if align == "end" else 0
-        q_pos = pairs.k_pos[..., first : first + sizes.T]
+        q_pos = positions_beside(caller, pairs.k_pos, sizes.T, sizes.S, align)
         pairs = dataclasses.replace(pairs, q_pos=q_pos)
     return pairs, align
 
@@ -95,31 +93,32 @@ def check_scale(call: Call, scale: Any) -> Array | None:
     """The scale as an array, so that another value is other data and no new trace.
 
     Raises:
-        TypeError: it is not a number or a floating-point array.
-        ValueError: its shape is neither () nor (N,).
+        TypeError: it is not made of numbers.
+        ValueError: its shape is neither () nor (1,) nor (N,).
     """
     if scale is None:
         return None
     array = scale if isinstance(scale, jax.Array) else np.asarray(scale)
-    number = isinstance(scale, int) and not isinstance(scale, bool)
-    if not number and not jnp.issubdtype(array.dtype, jnp.floating):
+    kinds = (jnp.floating, jnp.integer)
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
         raise TypeError(
-            f"{call.caller}: scale must be a number or floating point, but got "
+            f"{call.caller}: scale must be a number or an array of numbers, but got "
             f"{array.dtype}. Cast it, or leave it out for 1/sqrt(H)."
         )
     if array.shape not in ((), (1,), (call.sizes.N,)):
         raise ValueError(
             f"{call.caller}: scale must be a number or (N,), but got shape "
-            f"{array.shape} with N={call.sizes.N}."
+            f"{array.shape} with N={call.sizes.N}. Give one for each query head."
         )
-    return array if isinstance(array, jax.Array) else array.astype(call.dtype)
+    return array if isinstance(array, jax.Array) else array.astype(np.float64)
 
 
 def _array(caller: str, name: str, value: Any, kind: type) -> Array:
     if isinstance(value, (jax.Array, np.ndarray)):
         return array_of(caller, name, value, kind)
     rule = " or a rule of jattn.masks" if name == "mask" else ""
-    cure = " A function becomes one by jattn.masks.rule(fn)." if callable(value) else ""
+    is_function = name == "mask" and callable(value) and not isinstance(value, Score)
+    cure = " A function becomes one by jattn.masks.rule(fn)." if is_function else ""
     raise TypeError(
         f"{caller}: {name} must be an array{rule}, but got "
         f"{type(value).__name__}.{cure}"

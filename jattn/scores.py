@@ -3,7 +3,6 @@
 Given to `attention` as `score=`, one or a tuple of them, applied in order.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +38,7 @@ def soft_cap(cap: float | Array) -> SoftCap:
         cap: a positive number, or an array: a scalar, or one per head (N,).
 
     Raises:
-        ValueError: cap is known not to be positive and finite.
+        ValueError: cap is known not to be positive and finite in float32.
         TypeError: cap is not a number or floating point.
 
     Source: Bello et al. 2016, arXiv:1611.09940, section 5.1; Gemma Team 2024,
@@ -55,12 +54,13 @@ def soft_cap(cap: float | Array) -> SoftCap:
             raise TypeError(
                 f"soft_cap: cap must be a number or floating point, but got {cap!r}."
             )
-    known = not isinstance(cap, jax.core.Tracer)
-    if known and not np.all((np.asarray(cap) > 0) & (np.asarray(cap) < math.inf)):
-        raise ValueError(
-            f"soft_cap: cap must be positive and finite, but got cap={cap}. To have "
-            "no cap, leave the rule out."
-        )
+    if not isinstance(cap, jax.core.Tracer):
+        caps, normal = np.asarray(cap, np.float64), np.finfo(np.float32)
+        if not np.all((caps >= normal.tiny) & (caps <= normal.max)):
+            raise ValueError(
+                "soft_cap: cap must be positive and finite in float32, but got "
+                f"{cap=}. To have no cap, leave the rule out."
+            )
     return SoftCap(cap)
 
 

@@ -58,7 +58,7 @@ WRONG_VECTORS = [
         zeros(B, N, T, H),
         zeros(B, N, S, H),
         zeros(B, N, S, H),
-        ["N=5 and K=7", r"looks like \(\*B, N, T, H\)", "swapaxes"],
+        ["N=5 and K=7", r"if your layout is \(\*B, N, T, H\)", "swapaxes"],
     ),
 ]
 
@@ -143,9 +143,9 @@ WRONG_OPTIONS = [
     (dict(scale=zeros(2)), ValueError, [r"\(N,\)", r"\(2,\)", "N=6"]),
     (dict(scale=zeros(N, 1)), ValueError, [r"\(6, 1\)"]),
     (
-        dict(scale=jnp.ones((), int)),
+        dict(scale=jnp.ones((), bool)),
         TypeError,
-        ["scale must be a number or floating point", "int32"],
+        ["scale must be a number", "int32"],
     ),
     # positions
     (
@@ -416,3 +416,18 @@ def test_padding_id_is_an_int(padding_id):
 def test_the_base_of_rotary_positions_is_positive(base):
     with pytest.raises(ValueError, match="base must be positive"):
         jattn.rotary(jnp.ones((1, 1, 2)), base=base)
+
+
+@pytest.mark.parametrize("beyond", [-(2**31), 2**30])
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
+def test_positions_whose_differences_would_overflow_are_refused(make, beyond):
+    positions = make(np.array([beyond] + [0] * (S - 1), np.int32))
+    with pytest.raises(ValueError, match=r"within \+-2\*\*30"):
+        jattn.attention(Q, KEY, V, key_positions=positions, query_positions="end")
+
+
+def test_the_cure_for_a_mask_of_two_axes_works():
+    q, k, v = Q[0], KEY[0], V[0]
+    with pytest.raises(ValueError, match=r"write x\[None\];"):
+        jattn.attention(q, k, v, mask=BOOL[0, 0])
+    jattn.attention(q, k, v, mask=BOOL[0, 0][None])

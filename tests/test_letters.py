@@ -190,3 +190,11 @@ def test_batch_and_heads_on_a_mesh_need_no_collective(algorithm, mask, allowed):
     assert_close(out, np.asarray(want[0]))
     for got, expected in zip(gradients, want[1], strict=True):
         assert_close(got, np.asarray(expected))
+
+
+def test_without_a_batch_axis_no_mesh_axis_is_moved():
+    mesh_axes = {"B": "data", "N": "model", "T": "rows"}
+    ids = partition_specs(masks.segments(np.zeros(T, int)), mesh_axes)
+    assert ids.query_ids == PartitionSpec("rows")
+    array = partition_specs(masks.dense(np.ones((N, T, S), bool)), mesh_axes).array
+    assert array == PartitionSpec("model", "rows", None)

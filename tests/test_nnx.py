@@ -265,3 +265,23 @@ def test_keys_of_self_attention_stand_where_its_queries_do():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 7, 8)), jnp.float32)
     moved = layer(x, query_positions=jnp.arange(7)[None] + 100)
     np.testing.assert_allclose(moved, layer(x), rtol=2e-5, atol=2e-5)
+
+
+def test_project_gives_what_the_call_attends_with():
+    layer = jattn.nnx.MultiHeadAttention(2, 8, rope=jattn.rotary, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 7, 8)), jnp.float32)
+    places = jnp.arange(7)[None] * 3
+    q, k, v = layer.project(x, query_positions=places)
+    out = layer.out(jattn.attention(q, k, v))
+    np.testing.assert_array_equal(layer(x, query_positions=places), out)
+
+
+def test_rope_places_more_queries_than_keys_as_attention_does():
+    layer = jattn.nnx.MultiHeadAttention(2, 8, rope=jattn.rotary, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 8)), jnp.float32)
+    for place, positions in (("start", np.arange(5)), ("end", np.arange(-3, 2))):
+        named, given = (
+            layer(x, x[:, :2], query_positions=p, mask=masks.sliding_window(9, 9))
+            for p in (place, positions)
+        )
+        np.testing.assert_array_equal(named, given)

@@ -119,3 +119,11 @@ def test_positions_may_be_traced():
 def test_a_mistake_is_named(x, options, kind, text):
     with pytest.raises(kind, match="(?s)^rotary: .*" + text):
         jattn.rotary(x, **options)
+
+
+@pytest.mark.parametrize("size", [2, 98, 154, 196, 392])
+def test_every_even_head_size_has_a_frequency_for_each_pair(size):
+    x = jnp.ones((3, 1, size))
+    first = np.asarray(rotary(x))[1, 0, 0]
+    assert rotary(x).shape == x.shape
+    assert first == pytest.approx(np.cos(1) - np.sin(1), abs=1e-6)

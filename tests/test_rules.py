@@ -1,5 +1,6 @@
 """Masks as an algebra: laws, identity, and verdicts that are never wrong."""
 
+import functools
 import itertools
 
 import chex
@@ -295,3 +296,28 @@ def test_a_mask_class_that_does_not_say_so_is_taken_to_use_positions():
     x, k = jnp.ones((T, 1, 2)), jnp.ones((S, 1, 2))
     with pytest.raises(ValueError, match="T != S"):
         jattn.attention(x, k, k, mask=Before())
+
+
+def test_masks_have_no_truth_value_that_and_could_take():
+    with pytest.raises(TypeError, match="Compose masks with &"):
+        masks.causal() and masks.everything()
+
+
+def test_an_array_that_names_no_axes_is_refused_when_the_rule_is_made():
+    class Undeclared(masks.Mask):
+        width: jax.Array
+
+    with pytest.raises(TypeError, match="width holds an array and must name its axes"):
+        Undeclared(jnp.ones(3))
+    assert Undeclared(3) == Undeclared(3)
+
+
+def test_a_custom_verdict_may_be_written_in_jnp():
+    def verdict(q_range, k_range):
+        return jnp.where(k_range.lo > q_range.hi, masks.EMPTY, masks.PARTIAL)
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 1, 4)), jnp.float32)
+    before = masks.rule(lambda q, k: k <= q, verdict=verdict)
+    attend = functools.partial(jattn.attention, x, x, x, block_sizes=(4, 4))
+    got, want = attend(mask=before), attend(mask=masks.causal())
+    np.testing.assert_allclose(got, want, rtol=1e-6)

@@ -129,3 +129,9 @@ def test_a_bad_argument_is_refused_with_the_cure(make, kind, text):
 def test_module_lists_its_public_names():
     for name in scores.__all__:
         assert getattr(scores, name) is not None
+
+
+@pytest.mark.parametrize("cap", [1e39, 1e-46, np.float32(0), np.array([1.0, -1.0])])
+def test_a_cap_must_be_positive_and_finite_in_float32(cap):
+    with pytest.raises(ValueError, match="positive and finite in float32"):
+        scores.soft_cap(cap)

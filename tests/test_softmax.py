@@ -200,3 +200,9 @@ def test_the_mask_comes_before_the_softmax():
     exps = np.exp([2.0, 1.0, -1.0])
     assert_close(weights[[0, 1, 3]], exps / exps.sum())
     assert weights[2] == 0
+
+
+def test_a_long_row_of_float16_sums_to_one():
+    weights = jattn.masked_softmax(jnp.zeros(70_000, jnp.float16))
+    assert weights.dtype == jnp.float16
+    assert float(jnp.sum(weights, dtype=jnp.float32)) == pytest.approx(1, rel=4e-3)

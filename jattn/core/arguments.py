@@ -24,7 +24,8 @@ def array_of(caller: str, name: str, value: Any, kind: type) -> Array:
         cure = {
             np.bool_: "For numbers, write `array != 0`.",
             np.integer: "Cast it with `.astype(int)`.",
-            np.floating: "A mask goes to mask=, where True means: may look.",
+            np.floating: "Cast numbers with .astype(jnp.float32); a Boolean mask goes "
+            "to mask=, where True means: may look.",
         }[kind]
         raise TypeError(
             f"{caller}: {name} must be {_KINDS[kind]}, but got {array.dtype} of shape "
@@ -34,7 +35,9 @@ def array_of(caller: str, name: str, value: Any, kind: type) -> Array:
 
 
 def to_int32(caller: str, name: str, array: Array) -> Array:
-    """Integers as int32, which JAX would make of them anyway, but silently.
+    """Numpy integers as int32 where they fit; JAX arrays as they are.
+
+    Without this, JAX would cut them off silently.
 
     Raises:
         ValueError: a number does not fit, and 64-bit types are not enabled.
@@ -54,6 +57,8 @@ def to_int32(caller: str, name: str, array: Array) -> Array:
 
 def integer(caller: str, name: str, value: Any) -> Any:
     """`value`, which must be an int or an array of integers that is not negative.
+
+    An int beyond int32 becomes its largest.
 
     Raises:
         TypeError: it is not made of integers.

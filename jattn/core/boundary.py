@@ -67,19 +67,16 @@ def check_vectors(caller: str, query: Any, key: Any, value: Any | None = None) -
         )
     if key_H != H:
         raise refuse(
-            f"query and key must have one head size H, but got H={H} and {key_H}",
+            f"query and key must have one head size H, here H={H} and {key_H}",
             "Project both to the same width.",
         )
     if H == 0:
         raise refuse("the head size H must be 1 or more", "There is nothing to score.")
     if (N % K if K else N) != 0:
-        swapped = S == T or (S and T % S == 0)
         raise refuse(
-            f"query heads N must be a multiple of key heads K, but got {N=} and {K=}",
-            "The layout is (*B, T, N, H); yours looks like (*B, N, T, H): use "
-            "jnp.swapaxes(x, -3, -2)."
-            if swapped
-            else "Give each key head the same number of query heads.",
+            f"query heads N must be a multiple of key heads K, here {N=} and {K=}",
+            "Give each key head the same number of query heads; if your layout is "
+            "(*B, N, T, H), use jnp.swapaxes(x, -3, -2).",
         )
     return Sizes(tuple(batch), T, S, N, K, H)
 
@@ -121,10 +118,11 @@ def check_rule(caller: str, argument: str, rule: Rule | None, sizes: Sizes) -> N
 
 
 def _cure(got: tuple[int, ...], want: tuple[int, ...], letters: str) -> str:
+    missing = len(want) - len(got)
     if letters == "BNTS" and len(got) == 2:
         return (
-            "For one (T, S) array for all, write x[None, None]; for padding of keys, "
-            "jattn.masks.padding(x)."
+            f"For one (T, S) array for all, write x[{', '.join(['None'] * missing)}]; "
+            "for padding of keys, jattn.masks.padding(x)."
         )
     if letters == "BNTS" and len(got) == 3 and len(want) == 4:
         return "For one per batch row, write x[:, None]; for one per head, x[None]."
@@ -149,17 +147,49 @@ def one_of(caller: str, name: str, given: Any, options: tuple[str, ...]) -> str:
     )
 
 
+def positions_beside(
+    caller: str, k_pos: Any, num_queries: int, num_keys: int, align: str
+) -> Any:
+    """Positions of T queries beside the first or the last of S keys, (..., T).
+
+    Args:
+        caller: the function that an error names.
+        k_pos: positions of the keys, (..., S), or None for 0 to S - 1.
+        num_queries: T.
+        num_keys: S.
+        align: "start" or "end".
+
+    Raises:
+        ValueError: T > S, and the positions of the keys are given.
+    """
+    first = num_keys - num_queries if align == "end" else 0
+    if k_pos is None:
+        return np.arange(first, first + num_queries, dtype=np.int32)
+    if num_queries > num_keys:
+        raise ValueError(
+            f"{caller}: with T > S there is no key beside every query, but got "
+            f"T={num_queries}, S={num_keys} and key_positions. Give query_positions as "
+            "integers."
+        )
+    return k_pos[..., first : first + num_queries]
+
+
 def check_positions(
     caller: str, name: str, given: Any, letter: str, sizes: Sizes
 ) -> Any:
     """Positions as an argument, of the rank of (*B, T) or (*B, S), `letter` in full.
+
+    They lie within +-2**30, so that the difference of two fits int32.
 
     Raises:
         TypeError: they are not integers.
         ValueError: they do not broadcast.
     """
     if isinstance(given, str):
-        raise TypeError(f"{caller}: {name} must be integers, but got {given!r}.")
+        raise TypeError(
+            f"{caller}: {name} must be integers, but got {given!r}. Only "
+            "query_positions may be a string."
+        )
     array = given if isinstance(given, jax.Array) else np.asarray(given)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(
@@ -176,7 +206,8 @@ def check_positions(
             f"shape {array.shape}. Give one position for each."
         )
     array = array.reshape((1,) * (len(want) - array.ndim) + array.shape)
-    if isinstance(array, np.ndarray) and array.size and np.abs(array).max() >= 2**30:
+    known = array.size and not isinstance(array, jax.core.Tracer)
+    if known and np.abs(np.asarray(array, np.float64)).max() >= 2**30:
         raise ValueError(
             f"{caller}: {name} must lie within +-2**30, so that their differences fit "
             f"int32, but got {array.min()} to {array.max()}. Count from another start."

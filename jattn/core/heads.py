@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jattn.core.boundary import positions_beside
 from jattn.core.letters import letters_of, lift
 from jattn.core.tile import Pairs
 
@@ -19,13 +20,24 @@ def over_heads(
     align: str,
     out_axes: Mapping[str, int],
 ) -> Any:
-    """Calls `fn(q, *keys, pairs)` for one head, mapped over K, G and leading axes."""
+    """Calls `fn(q, *keys, pairs)` for one head, mapped over K, G and leading axes.
+
+    Args:
+        fn: what to do for one head.
+        query: (*B, T, N, H).
+        keys: (key,) or (key, value), (*B, S, K, ...).
+        pairs: the rules, with arrays for all heads and the whole batch.
+        align: where the queries stand if `pairs` has no positions for them.
+        out_axes: where K and G stand in the results; 0 if not given.
+
+    Returns:
+        The results of `fn`, with the leading axes in front.
+    """
     *batch, num_queries, num_heads, head_dim = query.shape
-    num_keys, num_groups = keys[0].shape[-3:-1]
-    groups = (num_groups, num_heads // num_groups)
-    first = num_keys - num_queries if align == "end" else 0
+    num_keys, num_kv_heads = keys[0].shape[-3:-1]
+    groups = (num_kv_heads, num_heads // num_kv_heads)
     if pairs.q_pos is None:
-        q_pos = np.arange(first, first + num_queries, dtype=np.int32)
+        q_pos = positions_beside("attention", pairs.k_pos, num_queries, num_keys, align)
         pairs = dataclasses.replace(pairs, q_pos=q_pos)
     if pairs.k_pos is None:
         k_pos = np.arange(num_keys, dtype=np.int32)

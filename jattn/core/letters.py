@@ -32,13 +32,26 @@ def leaf(letters: str, **kwargs: Any) -> Any:
 
     Every axis is full or 1; a leaf without T and S may also be a scalar. A Python
     number or None in its place is static: part of the pytree's structure, not data.
+    A class of one's own, of `jattn.masks.Mask` or `jattn.scores.Score`, declares every
+    array so.
 
     Args:
         letters: a subsequence of "BNTS", for example "BT".
-        **kwargs: passed on to `dataclasses.field`.
+        **kwargs: passed on to `dataclasses.field`, as `default=None`.
+
+    Returns:
+        A field of a dataclass.
 
     Raises:
         ValueError: a letter is unknown, or the letters are out of order.
+
+    Example:
+        >>> from jattn.masks import Mask
+        >>> class Marked(Mask):
+        ...     marks: jax.Array = leaf("BS")
+        ...
+        ...     def allowed(self, q_pos, k_pos):
+        ...         return self.marks[None, :]
     """
     check_letters("leaf", letters)
     return dataclasses.field(metadata={"letters": letters}, **kwargs)
@@ -69,7 +82,9 @@ def _subsequences() -> set[str]:
     return {"".join(pick) for pick in itertools.chain.from_iterable(picks)}
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(leaf, leaves_from))
+@dataclass_transform(
+    frozen_default=True, field_specifiers=(leaf, leaves_from, children)
+)
 class Lettered:
     """A pytree whose arrays name their axes.
 
@@ -92,6 +107,16 @@ class Lettered:
             lambda static, data: _unflatten(cls, static, tuple(data)),
             lambda self: _flatten(self),
         )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if not field.metadata and isinstance(value, (jax.Array, np.ndarray)):
+                raise TypeError(
+                    f"{type(self).__name__}: {field.name} holds an array and must name "
+                    f"its axes, but got shape {value.shape}. Write {field.name}: "
+                    'jax.Array = jattn.leaf("BS"), with its letters.'
+                )
 
     def __eq__(self, other: object) -> bool:
         if self is other or type(self) is not type(other):
@@ -197,8 +222,9 @@ def partition_specs(tree: Any, mesh_axes: Mapping[str, Any]) -> Any:
     arrays, structure = jax.tree.flatten(tree)
     specs = []
     for array, names in zip(arrays, letters_of(tree), strict=True):
-        leading = np.ndim(array) - len(names)
-        names = names.replace("B", "B" + " " * leading) if names else " " * leading
+        rest = names.removeprefix("B")
+        leading = max(0, np.ndim(array) - len(rest))
+        names = names.removesuffix(rest).ljust(leading)[:leading] + rest
         placed = zip(np.shape(array), names, strict=False)
         specs.append(
             PartitionSpec(*(mesh_axes.get(x) if n != 1 else None for n, x in placed))

@@ -105,10 +105,11 @@ def _static_verdicts(pairs: Pairs, grid: Grid) -> np.ndarray | None:
             np.expand_dims([tile.max() for tile in tiles], axis),
         )
 
-    verdicts = mask.verdict(
-        ranges(q_pos, grid.row_starts, grid.block_q, 1),
-        ranges(k_pos, grid.column_starts, grid.block_k, 0),
-    )
+    with jax.ensure_compile_time_eval():  # a custom verdict may be written in jnp
+        verdicts = mask.verdict(
+            ranges(q_pos, grid.row_starts, grid.block_q, 1),
+            ranges(k_pos, grid.column_starts, grid.block_k, 0),
+        )
     return np.broadcast_to(np.asarray(verdicts, np.int32), shape)
 
 

@@ -55,10 +55,15 @@ def rotary(
     """
     one_of("rotary", "style", style, ("half", "interleaved"))
     check_floating("rotary", "x", x)
-    if x.ndim < 3 or x.shape[-1] % 2 or x.shape[-1] == 0:
+    if x.ndim < 3:
         raise ValueError(
-            "rotary: x must be (*B, T, N, H) with an even head size H, but got "
-            f"{x.shape}. Turn an even part of the channels, x[..., :H - 1]."
+            f"rotary: x must be (*B, T, N, H), but got {x.shape}. Give a single head "
+            "its axis: x[..., None, :]."
+        )
+    if x.shape[-1] % 2 or x.shape[-1] == 0:
+        raise ValueError(
+            f"rotary: x must have an even head size H, but got {x.shape}. Turn an even "
+            "part of the channels, x[..., :H - 1]."
         )
     if not 0 < base < float("inf"):
         raise ValueError(f"rotary: base must be positive and finite, but got {base=}.")
@@ -69,7 +74,7 @@ def rotary(
     positions = check_positions("rotary", "positions", positions, "T", sizes)
 
     dtype = accumulator(x.dtype)
-    frequencies = (base ** -np.arange(0, 1, 2 / head_dim)).astype(dtype)
+    frequencies = (base ** (-np.arange(0, head_dim, 2) / head_dim)).astype(dtype)
     frequencies = frequencies.reshape((1,) * (x.ndim - 1) + (-1,))
     angles = positions[..., None, None].astype(dtype) * frequencies  # (*B, T, 1, H/2)
     cos, sin = jnp.cos(angles), jnp.sin(angles)

@@ -76,7 +76,7 @@ class Rule(Lettered):
             for field in dataclasses.fields(self)
             if getattr(self, field.name) is not field.default
         ]
-        return f"{name}({', '.join(values)})"
+        return f"{name}({', '.join(filter(None, values))})"
 
 
 class Mask(Rule):
@@ -90,8 +90,8 @@ class Mask(Rule):
             k_pos: positions of its keys, (1, S).
 
         Returns:
-            Boolean, broadcastable to (T, S). The arrays of `self` are those of the
-            tile.
+            Boolean, (T, S), each axis full or 1, or a scalar. The arrays of `self` are
+            those of the tile.
         """
         raise NotImplementedError
 
@@ -99,7 +99,8 @@ class Mask(Rule):
         """EMPTY, PARTIAL or FULL for the whole tile; PARTIAL is always sound.
 
         Args:
-            q_range: the smallest and the largest position of the tile's queries.
+            q_range: the smallest and the largest position of the tile's queries:
+                integers, or arrays of them with one for each tile, possibly traced.
             k_range: the same of its keys.
         """
         return PARTIAL
@@ -112,6 +113,12 @@ class Mask(Rule):
 
     def __invert__(self) -> "Mask":
         return Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"masks: {self} has no truth value. Compose masks with &, | and ~, not "
+            "with and, or and not."
+        )
 
 
 class Score(Rule):

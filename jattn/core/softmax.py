@@ -19,11 +19,15 @@ def mask_scores(scores: jax.Array, allowed: jax.Array | bool) -> jax.Array:
 
     Args:
         scores: scores, (..., T, S).
-        allowed: Boolean, broadcastable to (..., T, S); True where a query may look.
+        allowed: Boolean, of the rank of `scores`, each axis full or 1, or a scalar.
+            True where a query may look.
+
+    Returns:
+        The shape and dtype of `scores`.
 
     Raises:
         TypeError: `allowed` is not Boolean.
-        ValueError: it does not broadcast to the shape of `scores`.
+        ValueError: its axes are not those of `scores`.
 
     Example:
         >>> mask_scores(jnp.array([1.0, 2.0]), jnp.array([True, False]))
@@ -68,9 +72,11 @@ def masked_softmax(scores: jax.Array) -> jax.Array:
     forbidden = jnp.isneginf(scores)
     row_max = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     exps = jnp.exp(scores - jax.lax.stop_gradient(_finite(row_max)))
-    total = jnp.sum(exps, axis=-1, keepdims=True)
+    wide = jnp.promote_types(scores.dtype, jnp.float32)
+    total = jnp.sum(exps, axis=-1, keepdims=True, dtype=wide)
+    weights = exps / jnp.where(total == 0, 1, total)
     # Forbidden keys again, because a row with a NaN is NaN in every place.
-    return jnp.where(forbidden, 0, exps / jnp.where(total == 0, 1, total))
+    return jnp.where(forbidden, 0, weights).astype(scores.dtype)
 
 
 def logsumexp(scores: jax.Array) -> jax.Array:

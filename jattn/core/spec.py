@@ -10,7 +10,7 @@ class AttentionSpec:
 
     Attributes:
         implementation: name of the algorithm.
-        block_sizes: (queries, keys) of a tile, or None where there are no tiles.
+        block_sizes: (queries, keys) of a tile, or None for the algorithm's default.
         empty_rows: what a query without keys gets: "zero", or "mean" of all values.
         align: where the queries stand among the keys when no positions are given,
             "start" or "end".

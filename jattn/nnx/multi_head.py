@@ -10,7 +10,7 @@ from flax import nnx
 from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jattn import masks
-from jattn.core.boundary import one_of
+from jattn.core.boundary import one_of, positions_beside
 from jattn.core.rules import Array, Mask, Score
 from jattn.dispatch import attention
 
@@ -23,8 +23,10 @@ class MultiHeadAttention(nnx.Module):
         out = concat_n(attention(x W_Q[n], y W_K[n], z W_V[n])) W_O
 
     Arguments and parameters have the names, paths and shapes of
-    `flax.nnx.MultiHeadAttention`; beyond it, head sizes are free and mask and score
-    rules are call arguments.
+    `flax.nnx.MultiHeadAttention`, without its dropout, `decode`, `sow_weights`,
+    `attention_fn`, and the arguments that end in `_dot_general`, `_promote_dtype`,
+    `_metadata` and `_sharding`. Beyond it, head sizes are free and mask and score rules
+    are call arguments.
 
     Args:
         num_heads: N.
@@ -102,7 +104,7 @@ class MultiHeadAttention(nnx.Module):
         self.rope = rope
         self.qk_norm = _qk_norm(qk_norm, normalize_qk)
         self.precision = precision
-        _check_counts(self)
+        self._check_counts()
 
         shared: dict[str, Any] = dict(dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         linear: dict[str, Any] = dict(use_bias=use_bias, precision=precision, **shared)
@@ -165,12 +167,7 @@ class MultiHeadAttention(nnx.Module):
         Raises:
             ValueError: shapes do not fit.
         """
-        if (
-            inputs_k is None
-            and key_positions is None
-            and not isinstance(query_positions, str)
-        ):
-            key_positions = query_positions
+        key_positions = _key_positions(inputs_k, query_positions, key_positions)
         query, key, value = self.project(
             inputs_q,
             inputs_k,
@@ -212,6 +209,7 @@ class MultiHeadAttention(nnx.Module):
             key: (*B, S, K, H), likewise.
             value: (*B, S, K, D).
         """
+        key_positions = _key_positions(inputs_k, query_positions, key_positions)
         inputs_k = inputs_q if inputs_k is None else inputs_k
         inputs_v = inputs_k if inputs_v is None else inputs_v
         self._check_inputs(inputs_q=inputs_q, inputs_k=inputs_k, inputs_v=inputs_v)
@@ -226,14 +224,32 @@ class MultiHeadAttention(nnx.Module):
                     f"queries stand, but got T={num_queries}, S={num_keys} and "
                     'query_positions=None. Choose "start" or "end", or give integers.'
                 )
-            if key_positions is None:
-                key_positions = np.arange(num_keys, dtype=np.int32)
+            place: Any = query_positions
             if query_positions is None or isinstance(query_positions, str):
-                first = num_keys - num_queries if query_positions == "end" else 0
-                query_positions = key_positions[..., first : first + num_queries]
-            query = self.rope(query, query_positions)
-            key = self.rope(key, key_positions)
+                align = query_positions or "start"
+                place = positions_beside(
+                    "MultiHeadAttention", key_positions, num_queries, num_keys, align
+                )
+            query = self.rope(query, place)
+            key = self.rope(
+                key, np.arange(num_keys) if key_positions is None else key_positions
+            )
         return query, key, self.value(inputs_v)
+
+    def _check_counts(self) -> None:
+        names = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim")
+        for name in (*names, "in_features", "in_kv_features", "out_features"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"MultiHeadAttention: {name} must be 1 or more, but got "
+                    f"{name}={getattr(self, name)}. Leave it out for its default."
+                )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                "MultiHeadAttention: num_heads must be a multiple of num_kv_heads, but "
+                f"got num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}. "
+                "Give each key head the same number of query heads."
+            )
 
     def _check_inputs(self, **inputs: jax.Array) -> None:
         for name, x in inputs.items():
@@ -244,6 +260,19 @@ class MultiHeadAttention(nnx.Module):
                     f"{'T' if name == 'inputs_q' else 'S'}, {width}), but got "
                     f"{x.shape}. The width was fixed when the module was made."
                 )
+
+
+def _key_positions(
+    inputs_k: jax.Array | None,
+    query_positions: Array | str | None,
+    key_positions: Array | None,
+) -> Array | None:
+    """Of self-attention, by default those of the queries."""
+    if key_positions is not None:
+        return key_positions
+    if inputs_k is not None or isinstance(query_positions, str):
+        return None
+    return query_positions
 
 
 def _head_dim(
@@ -277,18 +306,3 @@ def _qk_norm(qk_norm: str | None, normalize_qk: bool) -> str | None:
             f"{qk_norm=}. Give one of them."
         )
     return "layer"
-
-
-def _check_counts(self: MultiHeadAttention) -> None:
-    names = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim")
-    for name in (*names, "in_features", "in_kv_features", "out_features"):
-        if getattr(self, name) < 1:
-            raise ValueError(
-                f"MultiHeadAttention: {name} must be 1 or more, but got "
-                f"{name}={getattr(self, name)}."
-            )
-    if self.num_heads % self.num_kv_heads:
-        raise ValueError(
-            "MultiHeadAttention: num_heads must be a multiple of num_kv_heads, but got "
-            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}."
-        )
