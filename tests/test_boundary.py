@@ -145,7 +145,7 @@ WRONG_OPTIONS = [
     (
         dict(scale=jnp.ones((), bool)),
         TypeError,
-        ["scale must be a number", "int32"],
+        ["scale must be a number", "bool"],
     ),
     # positions
     (
