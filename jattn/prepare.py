@@ -14,8 +14,9 @@ from jattn.core.boundary import (
     check_rule,
     one_of,
     positions_beside,
+    unplaced,
 )
-from jattn.core.rules import Array, Mask, Score
+from jattn.core.rules import Array, Mask, Score, as_array
 from jattn.core.tile import Pairs
 from jattn.masks import Dense
 from jattn.scores import Additive
@@ -72,12 +73,7 @@ def _with_positions(
         pairs = dataclasses.replace(pairs, k_pos=k_pos)
     if query_positions is None:
         if sizes.T != sizes.S and any(rule.positional for rule in pairs.walk()):
-            raise ValueError(
-                f"{caller}: with T != S a rule that uses positions needs to know where "
-                f"the queries stand, but got T={sizes.T}, S={sizes.S} and "
-                'query_positions=None. Choose "start" (the first query beside the '
-                'first key), "end" (the last beside the last), or give integers.'
-            )
+            raise unplaced(caller, "a rule that uses positions", sizes.T, sizes.S)
     elif isinstance(query_positions, str):
         align = one_of(caller, "query_positions", query_positions, ("start", "end"))
     else:
@@ -98,7 +94,7 @@ def check_scale(call: Call, scale: Any) -> Array | None:
     """
     if scale is None:
         return None
-    array = scale if isinstance(scale, jax.Array) else np.asarray(scale)
+    array = as_array(scale)
     kinds = (jnp.floating, jnp.integer)
     if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
         raise TypeError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from jattn.core.arguments import array_of, check_callable, tile_views, with_axes
 from jattn.core.letters import leaf, leaves_from
-from jattn.core.rules import Array, Score
+from jattn.core.rules import Array, Score, as_array
 
 __all__ = ["Score", "additive", "rule", "soft_cap"]
 
@@ -49,7 +49,7 @@ def soft_cap(cap: float | Array) -> SoftCap:
         Array([[50.]], dtype=float32)
     """
     if isinstance(cap, bool) or not isinstance(cap, (int, float)):
-        cap = cap if isinstance(cap, jax.Array) else np.asarray(cap)
+        cap = as_array(cap)
         if not jnp.issubdtype(cap.dtype, jnp.floating):
             raise TypeError(
                 f"soft_cap: cap must be a number or floating point, but got {cap!r}."

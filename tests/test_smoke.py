@@ -4,17 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from test_report import SECTIONS
 
 from experiments.__main__ import main
-
-SECTIONS = (
-    "what-was-run",
-    "theory",
-    "initialisation",
-    "coordinate-check",
-    "training",
-    "conclusion",
-)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn.core.letters import check_letters
-from jattn.core.rules import Array
+from jattn.core.rules import Array, as_array
 
 _KINDS = {np.bool_: "Boolean", np.integer: "integers", np.floating: "floating point"}
 
@@ -19,7 +19,7 @@ def array_of(caller: str, name: str, value: Any, kind: type) -> Array:
     Raises:
         TypeError: it is of another kind.
     """
-    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    array = as_array(value)
     if not jnp.issubdtype(array.dtype, kind):
         cure = {
             np.bool_: "For numbers, write `array != 0`.",
@@ -91,10 +91,9 @@ def with_axes(
     Raises:
         ValueError: the letters are not one valid string per array.
     """
-    given = tuple(x if isinstance(x, jax.Array) else np.asarray(x) for x in arrays)
     given = tuple(
         to_int32(caller, f"array {i}", x) if jnp.issubdtype(x.dtype, jnp.integer) else x
-        for i, x in enumerate(given)
+        for i, x in enumerate(map(as_array, arrays))
     )
     letters = ("",) * len(given) if axes is None else tuple(axes)
     if isinstance(axes, str) or len(letters) != len(given):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn.core.letters import letters_of
-from jattn.core.rules import Rule
+from jattn.core.rules import Rule, as_array
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
@@ -147,6 +147,16 @@ def one_of(caller: str, name: str, given: Any, options: tuple[str, ...]) -> str:
     )
 
 
+def unplaced(caller: str, who: str, num_queries: int, num_keys: int) -> ValueError:
+    """The error for T != S where `who` needs positions and none were chosen."""
+    return ValueError(
+        f"{caller}: with T != S {who} needs to know where the queries stand, but got "
+        f"T={num_queries}, S={num_keys} and query_positions=None. Choose "
+        '"start" (the first query beside the first key), "end" (the last beside the '
+        "last), or give integers."
+    )
+
+
 def positions_beside(
     caller: str, k_pos: Any, num_queries: int, num_keys: int, align: str
 ) -> Any:
@@ -190,7 +200,7 @@ def check_positions(
             f"{caller}: {name} must be integers, but got {given!r}. Only "
             "query_positions may be a string."
         )
-    array = given if isinstance(given, jax.Array) else np.asarray(given)
+    array: Any = as_array(given)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(
             f"{caller}: {name} must be integers, but got {array.dtype}. Cast them "

@@ -29,6 +29,11 @@ EMPTY, PARTIAL, FULL = 0, 1, 2
 Array: TypeAlias = jax.Array | np.ndarray
 
 
+def as_array(value: Any) -> Array:
+    """JAX arrays as they are, anything else as a numpy array, which stays static."""
+    return value if isinstance(value, jax.Array) else np.asarray(value)
+
+
 class Range(NamedTuple):
     """The smallest and the largest position in a tile: integers or integer arrays."""
 

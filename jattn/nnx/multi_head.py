@@ -10,7 +10,7 @@ from flax import nnx
 from flax.typing import Dtype, Initializer, PrecisionLike
 
 from jattn import masks
-from jattn.core.boundary import one_of, positions_beside
+from jattn.core.boundary import one_of, positions_beside, unplaced
 from jattn.core.rules import Array, Mask, Score
 from jattn.dispatch import attention
 
@@ -219,11 +219,7 @@ class MultiHeadAttention(nnx.Module):
         if self.rope is not None:
             num_queries, num_keys = query.shape[-3], key.shape[-3]
             if query_positions is None and num_queries != num_keys:
-                raise ValueError(
-                    "MultiHeadAttention: with T != S, rope needs to know where the "
-                    f"queries stand, but got T={num_queries}, S={num_keys} and "
-                    'query_positions=None. Choose "start" or "end", or give integers.'
-                )
+                raise unplaced("MultiHeadAttention", "rope", num_queries, num_keys)
             place: Any = query_positions
             if query_positions is None or isinstance(query_positions, str):
                 align = query_positions or "start"
