@@ -115,9 +115,10 @@ def rule(
             the same one again, not a fresh lambda, and let it read what varies from
             `arrays` only.
         *arrays: what else it needs; gradients reach them.
-        axes: the letters of each array, of "BNTS" and in that order. An array with T
-            or S reaches `fn` as the tile's part of it, T as (T, 1) and S as (1, S);
-            B and N are mapped away. By default "", which passes it whole.
+        axes: the letters of each array, of "BNTS" and in that order, with a dot for
+            any other axis. An array with T or S reaches `fn` as the tile's part of it,
+            T as (T, 1) and S as (1, S); B and N are mapped away; a dot is passed
+            whole. By default "", which passes all of it whole.
 
     Raises:
         ValueError: `axes` does not name the axes of each array.

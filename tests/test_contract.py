@@ -138,6 +138,8 @@ KEY_IDS = np.array(
 SAME = (QUERY_IDS[:, :, None] == KEY_IDS[:, None, :]) & (KEY_IDS[:, None, :] != 0)
 Q_POS = random.permutation(20)[: 2 * DIMS.T].reshape(2, DIMS.T).astype(np.int32)
 K_POS = random.permutation(15)[: DIMS.S].astype(np.int32)
+PREFIXES = np.array([0, 8], np.int32)
+LAYOUT = exact(9, DIMS.N, 4, 3) < 0.3
 CAPS = exact(11, DIMS.N) ** 2 + 0.5
 CAPS = np.asarray(jnp.asarray(CAPS, jnp.bfloat16), np.float64)
 SLOPES, TABLE, SCALES = exact(12, DIMS.N), exact(13, 3), exact(14, DIMS.N)
@@ -227,6 +229,39 @@ _CASES = [
         ),
         dict(q_ids=QUERY_IDS, k_ids=KEY_IDS),
         ((j <= i + 4) | ~SAME[:, None]) & (np.abs(i + 4 - j) > 1),
+    ),
+    Case(
+        "prefix",
+        lambda a: dict(mask=masks.prefix(5), query_positions="start"),
+        allowed=j < 5,
+    ),
+    Case(
+        "prefix LM, a prefix per batch row",
+        lambda a: dict(
+            mask=masks.causal() | masks.prefix(a["n"]), query_positions="end"
+        ),
+        dict(n=PREFIXES),
+        (j <= i + 4) | (j < PREFIXES[:, None, None, None]),
+    ),
+    Case(
+        "window and a prefix",
+        lambda a: dict(
+            mask=masks.causal() & (masks.sliding_window(1) | masks.prefix(2)),
+            query_positions="end",
+        ),
+        allowed=(j <= i + 4) & ((i + 4 - j <= 1) | (j < 2)),
+    ),
+    Case(
+        "layout of blocks",
+        lambda a: dict(mask=masks.block_sparse(a["blocks"], 5), query_positions="end"),
+        dict(blocks=LAYOUT[0]),
+        LAYOUT[0][(i + 4) // 5, j // 5],
+    ),
+    Case(
+        "layout of blocks per head, keys beyond it",
+        lambda a: dict(mask=masks.block_sparse(a["blocks"], 3), query_positions="end"),
+        dict(blocks=LAYOUT),
+        LAYOUT[:, (i + 4) // 3, np.minimum(j // 3, 2)] & (j < 9),
     ),
     Case(
         "soft cap",
@@ -341,6 +376,9 @@ def cast(x, dtype):
 
 
 LEFT_TO_THE_SLOW_RUN = {
+    "prefix",
+    "window and a prefix",
+    "layout of blocks",
     "as many key heads as query heads",
     "one key head",
     "one query",

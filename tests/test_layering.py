@@ -105,12 +105,13 @@ def test_nothing_private_of_jax_and_flax_only_in_its_own_folder(path):
     assert "jax._src" not in path.read_text()
 
 
-def test_no_module_has_the_name_of_a_public_function():
-    exported = ast.parse((PACKAGE / "__init__.py").read_text())
+@pytest.mark.parametrize("folder", [PACKAGE, PACKAGE / "masks"], ids=module_of)
+def test_no_module_has_the_name_of_a_public_function(folder):
+    exported = ast.parse((folder / "__init__.py").read_text())
     names = {
         alias.asname
         for node in ast.walk(exported)
         if isinstance(node, ast.ImportFrom) and node.module != "jattn"
         for alias in node.names
     }
-    assert not names & {path.stem for path in PACKAGE.glob("[a-z]*.py")}
+    assert names and not names & {path.stem for path in folder.glob("[a-z]*.py")}

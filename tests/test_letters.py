@@ -1,5 +1,6 @@
 """What follows from letters: tiles, vmap axes, shardings; and no collective."""
 
+import functools
 import re
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from oracle import assert_close, exact
+from oracle import assert_close, dense_attention, exact, jit
 
 import jattn
 from jattn import masks, scores
@@ -89,6 +90,96 @@ def test_take_counts_from_the_right_when_leading_letters_are_mapped_away():
     assert_close(take(one_head, "N", 0, 1).array, one_head.array)
 
 
+class Tables(Lettered):
+    """Leaves with axes that have no letter."""
+
+    per_head: np.ndarray = leaf("N..")
+    buckets: np.ndarray = leaf(".N")
+    times: np.ndarray = leaf("BT.")
+
+
+TABLES = Tables(exact(1, N, 4, 6), exact(2, 4, N), exact(3, B, T, 2))
+
+
+def test_an_axis_with_a_dot_is_passed_whole():
+    assert letters_of(TABLES) == ["N..", ".N", "BT."]
+    assert axes(TABLES, "N") == [0, 1, None]
+    assert axes(TABLES, "T") == [None, None, 1]
+    part = take(take(TABLES, "T", 1, 3), "S", 0, 2)
+    assert_close(part.times, TABLES.times[:, 1:4])
+    assert_close(part.per_head, TABLES.per_head)
+    specs = partition_specs(TABLES, {"B": "data", "N": "model", "T": "rows"})
+    assert specs.per_head == PartitionSpec("model", None, None)
+    assert specs.buckets == PartitionSpec(None, "model")
+    assert specs.times == PartitionSpec("data", "rows", None)
+    two_leading = Tables(exact(1, 1, 4, 6), exact(2, 4, 1), exact(3, B, 3, T, 2))
+    specs = partition_specs(two_leading, {"B": "data", "N": "model"})
+    assert specs.per_head == PartitionSpec(None, None, None)
+    assert specs.times == PartitionSpec("data", None, None, None)
+
+    def fn(per_head, buckets, times):
+        return per_head.sum() + buckets @ times[:4, 0]
+
+    got = lift(fn, jax.tree.leaves(TABLES), letters_of(TABLES), "BN", {})
+    want = [
+        [fn(TABLES.per_head[n], TABLES.buckets[:, n], times) for n in range(N)]
+        for times in TABLES.times
+    ]
+    assert_close(got, np.array(want))
+
+
+def products(s, q_pos, k_pos, buckets, times, key_times):
+    near = (times * key_times).sum(-1).astype(s.dtype)  # (T, 1, .), (1, S, .)
+    return s + near + buckets.astype(s.dtype)[(q_pos + k_pos) % 4]
+
+
+@pytest.mark.parametrize("blocks", [None, (2, 3)], ids=["reference", "blockwise"])
+def test_a_rule_with_dots_gets_the_letters_of_its_tile_and_the_rest_whole(blocks):
+    q, k = exact(1, B, T, N, 4), exact(2, B, S, N, 4)
+    buckets, times, key_times = exact(3, 4, N), exact(4, B, T, 2), exact(5, 2, S)
+    rule = scores.rule(
+        lambda s, q_pos, k_pos, buckets, times, by_key: products(
+            s, q_pos, k_pos, buckets, times, jnp.moveaxis(by_key, 0, -1)
+        ),
+        *(buckets, times, key_times),
+        axes=[".N", "BT.", ".S"],
+    )
+    attend = functools.partial(
+        jattn.attention,
+        *(jnp.asarray(x, jnp.float32) for x in (q, k, k)),
+        implementation="blockwise" if blocks else "reference",
+        block_sizes=blocks,
+        query_positions="start",
+    )
+    place = np.arange(T)[:, None] + np.arange(S)[None]
+    bias = np.moveaxis(buckets[place % 4], -1, 0)[None]
+    bias = bias + np.einsum("btd,ds->bts", times, key_times)[:, None]
+    got = jit(lambda rule: attend(score=rule))(rule)
+    assert_close(got, dense_attention(q, k, k, bias=bias).out)
+
+
+@pytest.mark.parametrize(
+    "rule, text",
+    [
+        (
+            masks.block_sparse(np.ones((4, 2, 3), bool), 8),
+            r"mask\.layout must be \(N, \., \.\), each axis full or 1 and '\.' of any "
+            r"size, here \(3, \., \.\), but got \(4, 2, 3\)",
+        ),
+        (
+            masks.rule(max, np.ones(3), axes=["N."]),
+            r"must be \(N, \.\).*got \(3,\)\. Give it the missing axes",
+        ),
+        (masks.rule(max, np.ones(()), axes=["."]), r"must be \(\.\).*got \(\)"),
+    ],
+    ids=str,
+)
+def test_an_array_that_does_not_have_the_axes_beside_its_dots_is_refused(rule, text):
+    x = jnp.ones((B, T, N, 4))
+    with pytest.raises(ValueError, match="attention: .*" + text):
+        jattn.attention(x, x, x, mask=rule)
+
+
 def test_lift_is_a_loop_over_the_letters():
     full, ones, rows, scalar = exact(1, B, N, T), exact(2, 1, N, T), exact(3, B, T), 2.0
 
@@ -103,7 +194,7 @@ def test_lift_is_a_loop_over_the_letters():
     assert_close(got, np.moveaxis(np.array(want), 1, 2))
 
 
-@pytest.mark.parametrize("letters", ["TB", "NB", "ST", "BB", "X", "H", "b", 3])
+@pytest.mark.parametrize("letters", ["TB", "NB", "ST", "BB", "X", "H", "b", ".TB", 3])
 def test_letters_out_of_order_are_refused(letters):
     with pytest.raises(ValueError, match=r"'BNTS' in that order.*Transpose"):
         leaf(letters)

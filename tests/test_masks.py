@@ -1,11 +1,23 @@
 """What each mask means, against plain loops; and its mistakes."""
 
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracle import (
+    assert_close,
+    assert_gradient_close,
+    dense_attention,
+    dense_jax,
+    exact,
+    jit,
+)
 from test_rules import allowed
 
+import jattn
 from jattn import masks
+from jattn.masks import Range
 
 T, S = 11, 13
 random = np.random.default_rng(7)
@@ -19,6 +31,18 @@ def near_in_time(q_pos, k_pos, times, key_times):
 
 
 TIMES, KEY_TIMES = random.integers(0, 20, T), random.integers(0, 20, S)
+LAYOUT = random.random((4, 5)) < 0.5
+
+
+def layout(array, block_size):
+    """A layout of blocks as one head has it."""
+    return jax.tree.map(lambda x: x[0], masks.block_sparse(array, block_size))
+
+
+def in_block(array, i, j, size):
+    inside = 0 <= i < array.shape[0] * size and 0 <= j < array.shape[1] * size
+    return inside and array[i // size, j // size]
+
 
 MEANINGS = [
     (masks.causal(), lambda i, j: j <= i),
@@ -27,6 +51,21 @@ MEANINGS = [
     (masks.sliding_window(0), lambda i, j: j == i),
     (masks.sliding_window(2, None), lambda i, j: j >= i - 2),
     (masks.sliding_window(np.int32(1), np.int32(4)), lambda i, j: i - 1 <= j <= i + 4),
+    (masks.prefix(5), lambda i, j: j < 5),
+    (masks.prefix(0), lambda i, j: False),
+    (masks.prefix(2**40), lambda i, j: True),
+    (masks.prefix(np.int32(5)), lambda i, j: j < 5),
+    (masks.causal() | masks.prefix(4), lambda i, j: j <= i or j < 4),
+    (
+        masks.causal() & (masks.sliding_window(2) | masks.prefix(3)),
+        lambda i, j: j <= i and (i - j <= 2 or j < 3),
+    ),
+    (layout(LAYOUT, 3), lambda i, j: in_block(LAYOUT, i, j, 3)),
+    (layout(LAYOUT, 2), lambda i, j: in_block(LAYOUT, i, j, 2)),
+    (layout(LAYOUT[None, :, :2], 5), lambda i, j: in_block(LAYOUT[:, :2], i, j, 5)),
+    (layout(DENSE, 1), lambda i, j: DENSE[i, j]),
+    (layout(np.ones((1, 1), bool), 64), lambda i, j: True),
+    (layout(np.ones((0, 5), bool), 3), lambda i, j: False),
     (masks.padding(VALID), lambda i, j: VALID[j]),
     (masks.padding(VALID, QUERY_VALID), lambda i, j: VALID[j] and QUERY_VALID[i]),
     (masks.lengths(5), lambda i, j: j < 5),
@@ -78,6 +117,106 @@ def test_positions_and_not_indices_decide():
     # Lengths count places in the arrays.
     got = allowed(masks.lengths(5), q_pos, k_pos)
     np.testing.assert_array_equal(got, np.arange(S)[None] < np.full((T, 1), 5))
+
+
+def test_positions_outside_a_layout_see_nothing_and_are_not_seen():
+    q_pos, k_pos = random.permutation(T) - 4, random.permutation(S) * 2 - 5
+    got = allowed(layout(LAYOUT, 2), q_pos, k_pos)
+    want = [[in_block(LAYOUT, q, k, 2) for k in k_pos] for q in q_pos]
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(
+        allowed(masks.prefix(3), q_pos, k_pos), np.broadcast_to(k_pos < 3, (T, S))
+    )
+
+
+def ranges_of(positions, sizes):
+    """The range of every run of so many positions, and where the run starts."""
+    runs = [(n, n + size) for size in sizes for n in range(len(positions) + 1 - size)]
+    tiles = [positions[start:stop] for start, stop in runs]
+    return runs, Range(*(np.array([f(x) for x in tiles]) for f in (np.min, np.max)))
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["without gaps", "shuffled"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.prefix(5),
+        masks.prefix(np.int32(0)),
+        layout(LAYOUT, 1),
+        layout(LAYOUT, 3),
+        layout(np.ones((2, 2), bool), 3),
+        layout(np.ones((3, 0), bool), 3),
+    ],
+    ids=str,
+)
+def test_a_verdict_is_sound_and_without_gaps_exact(mask, shuffled):
+    """Also of ranges that lie partly or wholly outside a layout."""
+    q_pos, k_pos = np.arange(-4, 13), np.arange(-3, 15)
+    if shuffled:
+        q_pos, k_pos = (np.random.default_rng(0).permutation(x) for x in (q_pos, k_pos))
+    pairs = np.asarray(mask.allowed(q_pos[:, None], k_pos[None]))
+    pairs = np.broadcast_to(pairs, (len(q_pos), len(k_pos)))
+    rows, q_range = ranges_of(q_pos, (1, 2, 4, 9))
+    columns, k_range = ranges_of(k_pos, (1, 3, 4, 7))
+    ranges = Range(*(x[:, None] for x in q_range)), Range(*(x[None] for x in k_range))
+    tiles = [[pairs[slice(*row), slice(*column)] for column in columns] for row in rows]
+    some, every = (
+        np.array([[f(x) for x in y] for y in tiles]) for f in (np.any, np.all)
+    )
+    for got in (mask.verdict(*ranges), jit(mask.verdict)(*ranges)):
+        got = np.broadcast_to(got, some.shape)
+        if shuffled:
+            assert not some[got == masks.EMPTY].any() and every[got == masks.FULL].all()
+        else:
+            np.testing.assert_array_equal(got, 1 * some + every)
+
+
+def test_a_range_as_wide_as_all_positions_overflows_no_count():
+    mask, everywhere = layout(LAYOUT, 1), Range(-(2**30), 2**30)
+    assert int(mask.verdict(everywhere, everywhere)) == masks.PARTIAL
+    mask = layout(np.ones((300, 300), bool), 2**22)
+    inside = Range(0, 2**30 - 1)
+    assert int(mask.verdict(inside, inside)) == masks.FULL
+
+
+def test_new_prefixes_and_layouts_are_other_data_and_no_other_program():
+    attend = chex.assert_max_traces(
+        lambda x, n, layout: jattn.attention(
+            *(x, x, x),
+            mask=(masks.causal() | masks.prefix(n)) & masks.block_sparse(layout, 3),
+            block_sizes=(4, 4),
+        ),
+        n=1,
+    )
+    attend = jit(attend)
+    x = jnp.asarray(exact(1, 2, T, 4, 3), jnp.float32)
+    i, j = np.arange(T)[:, None], np.arange(T)[None]
+    for seed in range(3):
+        draw = np.random.default_rng(seed)
+        n, array = draw.integers(0, T, 2), draw.random((4, 4, 4)) < 0.5
+        seen = (j <= i) | (j < n[:, None, None, None])
+        want = dense_attention(x, x, x, seen & array[:, i // 3, j // 3])
+        assert_close(attend(x, n, array), want.out)
+
+
+def test_a_gradient_of_many_prefixes_and_layouts_is_the_sum_of_theirs():
+    x = jnp.asarray(exact(2, T, 2, 3), jnp.float32)
+    n, array = np.array([3, 8]), random.random((2, 2, 4, 4)) < 0.5
+
+    def mask_of(n, array):
+        return (masks.causal() | masks.prefix(n)) & masks.block_sparse(array, 3)
+
+    def loss(x, mask):
+        return (jattn.attention(x, x, x, mask=mask, block_sizes=(4, 4)) ** 2).sum()
+
+    def total(x, mask):
+        return jax.vmap(loss, (None, 0))(x, mask).sum()
+
+    got = jit(jax.grad(total))(x, jax.vmap(mask_of)(n, array))
+    i, j = np.arange(T)[:, None], np.arange(T)[None]
+    seen = ((j <= i) | (j < n[:, None, None, None])) & array[:, :, i // 3, j // 3]
+    want = jax.grad(lambda x: sum((dense_jax(x, x, x, m)[0] ** 2).sum() for m in seen))
+    assert_gradient_close(got, np.asarray(jit(want)(x), np.float64))
 
 
 @pytest.mark.parametrize("left, right", [(0, 0), (2, 0), (3, 2)])
@@ -134,6 +273,27 @@ def test_none_is_a_window_without_a_bound(left):
             "query_lengths must not be negative",
         ),
         (lambda: masks.lengths(np.ones(2)), TypeError, "key_lengths.*astype"),
+        (lambda: masks.prefix(-1), ValueError, "prefix: lengths must not be neg.*-1"),
+        (lambda: masks.prefix(np.array([3, -2])), ValueError, "must not be negative"),
+        (lambda: masks.prefix(2.0), TypeError, "lengths must be integers.*float64"),
+        (lambda: masks.prefix(None), TypeError, "lengths must be integers"),
+        (
+            lambda: masks.block_sparse(LAYOUT * 1, 3),
+            TypeError,
+            "layout must be Boolean.*!= 0",
+        ),
+        (
+            lambda: masks.block_sparse(LAYOUT[0], 3),
+            ValueError,
+            r"layout must be \(query blocks, key blocks\).*shape \(5,\)",
+        ),
+        (
+            lambda: masks.block_sparse(LAYOUT, np.int32(3)),
+            TypeError,
+            "block_size must be an int.*int32.*static",
+        ),
+        (lambda: masks.block_sparse(LAYOUT, True), TypeError, "must be an int.*True"),
+        (lambda: masks.block_sparse(LAYOUT, 0), ValueError, "1 or more.*got 0"),
         (lambda: masks.padding(np.ones((2, 3))), TypeError, "key_valid.*!= 0"),
         (lambda: masks.padding(VALID, IDS), TypeError, "query_valid must be Boolean"),
         (lambda: masks.segments(np.ones(3)), TypeError, "query_ids must be integers"),

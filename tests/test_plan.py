@@ -1,6 +1,7 @@
 """Which tiles are visited: all that are needed, and no other."""
 
 import functools
+import re
 
 import chex
 import jax
@@ -18,6 +19,13 @@ from jattn.core.tile import Pairs
 T, S = 37, 41
 GRID = Grid(T, S, 8, 11)
 IDS = np.repeat([1, 2, 3, 0], [13, 11, 9, 8]).astype(np.int32)
+
+
+LAYOUT = np.kron(np.array([[1, 0], [1, 1]]), np.ones((4, 4))) > 0
+
+
+def head_of(mask):
+    return jax.tree.map(lambda x: x[0], mask)
 
 
 def pairs_of(mask, num_queries=T, num_keys=S):
@@ -47,6 +55,8 @@ def visited(plan):
         masks.causal() & masks.segments(IDS[:T], IDS),
         masks.lengths(17) | masks.sliding_window(2),
         masks.nothing(),
+        masks.causal() | masks.prefix(20),
+        masks.causal() & head_of(masks.block_sparse(LAYOUT, 5)),
         masks.dense(np.arange(T)[:, None] // 8 == np.arange(S)[None] // 11),
     ],
     ids=str,
@@ -67,17 +77,28 @@ def test_a_plan_has_every_live_tile_once_and_no_empty_one(mask):
     assert (table == EMPTY).any() == (mask is not None)
 
 
+def test_a_layout_is_summed_up_once_for_all_tiles():
+    mask = masks.block_sparse(jnp.asarray(LAYOUT), 5)
+    plan = str(jax.make_jaxpr(lambda mask: make_plan(pairs_of(mask), GRID))(mask))
+    assert set(re.findall(r"(\w+\[\S+\]) = cumsum", plan)) == {"i32[1,8,8]"}
+
+
 def test_a_plan_without_data_is_made_while_tracing():
-    assert all(
-        isinstance(x, np.ndarray) for x in make_plan(pairs_of(masks.causal()), GRID)
-    )
+    for mask in (masks.causal(), masks.causal() | masks.prefix(20)):
+        plan = make_plan(pairs_of(mask), GRID)
+        assert all(isinstance(x, np.ndarray) for x in plan)
     traced = make_plan(
         pairs_of(masks.segments(jnp.asarray(IDS[:T]), jnp.asarray(IDS))), GRID
     )
     assert all(isinstance(x, jax.Array) for x in traced)
 
 
-def test_a_tile_that_is_empty_is_never_computed():
+@pytest.mark.parametrize(
+    "mask",
+    [masks.sliding_window(3, 3), masks.block_sparse(np.eye(16, dtype=bool), 4)],
+    ids=str,
+)
+def test_a_tile_that_is_empty_is_never_computed(mask):
     """A score rule that would spoil every tile but those of the diagonal."""
 
     def spoil(s, q_pos, k_pos):
@@ -85,10 +106,9 @@ def test_a_tile_that_is_empty_is_never_computed():
         return jnp.where(far.any(), jnp.nan, s)
 
     x = jnp.asarray(exact(0, 64, 1, 4), jnp.float32)
-    mask = masks.sliding_window(3, 3)
     attend = functools.partial(jattn.attention, x, x, x, block_sizes=(8, 8))
-    got = attend(mask=mask, score=jattn.scores.rule(spoil))
-    np.testing.assert_array_equal(got, attend(mask=mask))
+    got = jit(lambda mask: attend(mask=mask, score=jattn.scores.rule(spoil)))(mask)
+    np.testing.assert_array_equal(got, jit(lambda mask: attend(mask=mask))(mask))
 
 
 def test_the_verdict_of_a_custom_mask_is_honoured():

@@ -36,6 +36,7 @@ STATIC = [
     masks.sliding_window(2),
     masks.sliding_window(0, 3),
     masks.sliding_window(None, 1),
+    masks.prefix(5),
     masks.everything(),
     masks.nothing(),
 ]
@@ -49,9 +50,15 @@ WITH_DATA = [
     masks.dense(random.random((1, S)) < 0.5),
     masks.dense(np.repeat(np.repeat(np.eye(4, dtype=bool), 3, 0), 4, 1)[:T, :S]),
     masks.sliding_window(np.int32(3), np.int32(1)),
+    masks.prefix(np.int32(4)),
     masks.rule(multiple_of_three),
     masks.rule(same_remainder, np.arange(T), np.arange(S) // 3, axes=["T", "S"]),
 ]
+
+
+BLOCKS_OF_TWO = jax.tree.map(
+    lambda x: x[0], masks.block_sparse(random.random((6, 7)) < 0.7, 2)
+)
 
 
 def expressions(leaves):
@@ -112,6 +119,9 @@ def test_a_verdict_is_never_wrong(mask, blocks, shuffle):
         masks.sliding_window(1, 1) | (masks.causal() & ~masks.sliding_window(6, S)),
         masks.segments(IDS, KEY_IDS, padding_id=None) & masks.causal(),
         masks.lengths(4) & masks.causal(),
+        masks.causal() | masks.prefix(4),
+        masks.causal() & (masks.sliding_window(2) | masks.prefix(4)),
+        masks.causal() & BLOCKS_OF_TWO,
     ],
     ids=str,
 )
@@ -213,6 +223,9 @@ def test_rules_with_arrays_are_equal_to_themselves_only():
             masks.rule(same_remainder, np.ones((1, 2)), np.ones(3), axes=["BT", "S"]),
             "rule(same_remainder, float64[1,2], float64[3], 'BT', 'S')",
         ),
+        (masks.causal() | masks.prefix(4), "(causal() | prefix(4))"),
+        (masks.prefix(np.ones(2, np.int32)), "prefix(int32[2])"),
+        (masks.block_sparse(np.ones((2, 3), bool), 8), "block_sparse(bool[1,2,3], 8)"),
         (scores.soft_cap(2.0), "soft_cap(2.0)"),
     ],
     ids=str,
@@ -221,7 +234,7 @@ def test_repr_reads_like_the_expression(rule, text):
     assert repr(rule) == text
 
 
-@pytest.mark.parametrize("mask", STATIC + WITH_DATA, ids=str)
+@pytest.mark.parametrize("mask", [*STATIC, *WITH_DATA, BLOCKS_OF_TWO], ids=str)
 def test_a_rule_survives_being_taken_apart_as_a_pytree(mask):
     mask = ~(mask & masks.causal())
     leaves, structure = jax.tree.flatten(mask)

@@ -110,9 +110,9 @@ def tile_views(arrays: Sequence[Array], axes: Sequence[str]) -> list[Array]:
     """Arrays of a tile as a custom rule sees them: T as (T, 1), S as (1, S)."""
     views = []
     for array, letters in zip(arrays, axes, strict=True):
-        if "T" in letters and "S" not in letters:
-            array = array[:, None]
-        elif "S" in letters and "T" not in letters:
-            array = array[None, :]
+        if ("T" in letters) != ("S" in letters):
+            of_head = letters.replace("B", "").replace("N", "")
+            axis = of_head.index("S") if "S" in letters else of_head.index("T") + 1
+            array = array[(slice(None),) * axis + (None,)]
         views.append(array)
     return views

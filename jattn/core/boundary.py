@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.core.letters import letters_of
+from jattn.core.letters import WHOLE, letters_of
 from jattn.core.rules import Rule, as_array
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -24,8 +24,8 @@ class Sizes(NamedTuple):
     H: int
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """The shape of an array with these axes."""
-        sizes = ((self.batch if x == "B" else (getattr(self, x),)) for x in letters)
+        """The shape of an array with these axes; a dot, of any size, gives -1."""
+        sizes = (self.batch if x == "B" else (getattr(self, x, -1),) for x in letters)
         return tuple(size for group in sizes for size in group)
 
 
@@ -103,17 +103,21 @@ def check_rule(caller: str, argument: str, rule: Rule | None, sizes: Sizes) -> N
     arrays = jax.tree_util.tree_leaves_with_path(rule)
     for (path, array), letters in zip(arrays, letters_of(rule), strict=True):
         want, got = sizes.shape(letters), tuple(np.shape(array))
-        scalar = got == () and not set("TS") & set(letters)
+        scalar = got == () and not set("TS" + WHOLE) & set(letters)
         if not letters or scalar:
             continue
         if len(got) != len(want) or any(
-            n not in (1, m) for n, m in zip(got, want, strict=True)
+            m >= 0 and n not in (1, m) for n, m in zip(got, want, strict=True)
         ):
             name = argument + jax.tree_util.keystr(path)
             axes = ", ".join("*B" if x == "B" else x for x in letters)
+            sizes_of = "each axis full or 1"
+            if WHOLE in letters:
+                sizes_of += f" and {WHOLE!r} of any size"
+            shown = str(want).replace("-1", WHOLE)
             raise ValueError(
-                f"{caller}: {name} must be ({axes}), each axis full or 1, here "
-                f"{want}, but got {got}. {_cure(got, want, letters)}"
+                f"{caller}: {name} must be ({axes}), {sizes_of}, here {shown}, but "
+                f"got {got}. {_cure(got, want, letters)}"
             )
 
 

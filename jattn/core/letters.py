@@ -7,9 +7,10 @@
 
 Public arrays are laid out (*B, T, N, H) and (*B, S, K, H), as in `jax.nn`; inside,
 a function sees one head, (T, H) and (S, H). An array that belongs to a mask or a
-score rule is declared as `leaf("BT")`. From the letters alone follow the slice that a
-tile needs (`take`), the axes that `vmap` maps (`axes`, `lift`) and the sharding on a
-mesh (`partition_specs`), so that no mask needs code for any of them.
+score rule is declared as `leaf("BT")`, or as `leaf("N..")` with a dot for each axis
+that has no letter. From the letters alone follow the slice that a tile needs (`take`),
+the axes that `vmap` maps (`axes`, `lift`) and the sharding on a mesh
+(`partition_specs`), so that no mask needs code for any of them.
 """
 
 import dataclasses
@@ -25,17 +26,21 @@ from jax.sharding import PartitionSpec
 LETTERS = "BNTS"
 """The letters that a leaf may name, in the order in which it must name them."""
 
+WHOLE = "."
+"""Stands for an axis without a letter, of any size, that is passed whole."""
+
 
 def leaf(letters: str, **kwargs: Any) -> Any:
     """Declares a field whose value is an array with these axes.
 
-    Every axis is full or 1; a leaf without T and S may also be a scalar. A Python
-    number or None in its place is static: part of the pytree's structure, not data.
-    A class of one's own, of `jattn.masks.Mask` or `jattn.scores.Score`, declares every
-    array so.
+    An axis with a letter is full or 1; one with a dot has any size, and every tile
+    gets all of it. A leaf of B and N only may also be a scalar. A Python number or
+    None in its place is static: part of the pytree's structure, not data. A class of
+    one's own, of `jattn.masks.Mask` or `jattn.scores.Score`, declares every array so.
 
     Args:
-        letters: a subsequence of "BNTS", for example "BT".
+        letters: a subsequence of "BNTS", for example "BT", with dots among them, as
+            "N.." for a table per head.
         **kwargs: passed on to `dataclasses.field`, as `default=None`.
 
     Returns:
@@ -67,13 +72,13 @@ def children(**kwargs: Any) -> Any:
 
 
 def check_letters(caller: str, letters: str) -> None:
-    """Raises ValueError unless `letters` is a subsequence of `LETTERS`."""
-    in_order = "".join(x for x in LETTERS if isinstance(letters, str) and x in letters)
-    if letters != in_order:
+    """Raises ValueError unless `letters` without dots is a part of `LETTERS`."""
+    named = letters.replace(WHOLE, "") if isinstance(letters, str) else letters
+    if named != "".join(x for x in LETTERS if x in str(named)):
         raise ValueError(
-            f"{caller}: axes must be letters of {LETTERS!r} in that order, "
-            f"but got {letters!r}. Transpose the array, or declare it as '' to get it "
-            "whole."
+            f"{caller}: axes must be letters of {LETTERS!r} in that order, and a dot "
+            f"for any other axis, but got {letters!r}. Transpose the array, or declare "
+            "it as '' to get it whole."
         )
 
 
@@ -217,9 +222,9 @@ def partition_specs(tree: Any, mesh_axes: Mapping[str, Any]) -> Any:
     arrays, structure = jax.tree.flatten(tree)
     specs = []
     for array, names in zip(arrays, letters_of(tree), strict=True):
-        rest = names.removeprefix("B")
-        leading = max(0, np.ndim(array) - len(rest))
-        names = names.removesuffix(rest).ljust(leading)[:leading] + rest
+        leading = max(0, np.ndim(array) - len(names.replace("B", "")))
+        names = names.replace("B", "B".ljust(leading, WHOLE)[:leading])
+        names = names.rjust(np.ndim(array), WHOLE)
         placed = zip(np.shape(array), names, strict=False)
         specs.append(
             PartitionSpec(*(mesh_axes.get(x) if n != 1 else None for n, x in placed))
