@@ -14,14 +14,13 @@ arXiv:2307.08691, section 3.1 (weights recomputed from the log-sum-exp).
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
+from jattn.algorithms.tile_sum import Cut, cut_of, tile_sum, varying
 from jattn.algorithms.tiling import Arrays, Tiling, tiling_of
 from jattn.core.plan import Grid, Plan, make_plan
 from jattn.core.softmax import SoftmaxState
@@ -69,7 +68,7 @@ def _attend(
             return state.add(s, v_t.T, tiling.precision)
 
         empty = SoftmaxState.empty((tiling.grid.block_q,), value_dim, dtype)
-        state = _varying(empty, in_row)
+        state = varying(empty, in_row)
         state = lax.fori_loop(0, full, functools.partial(add_tile, True), state)
         state = lax.fori_loop(full, live, functools.partial(add_tile, False), state)
         return state.normalised()
@@ -79,62 +78,61 @@ def _attend(
     return jax.tree.map(tiling.join, rows)
 
 
-@_attend.defjvp
+@functools.partial(_attend.defjvp, symbolic_zeros=True)
 def _attend_jvp(tiling: Tiling, primals: tuple, tangents: tuple) -> tuple:
     """The tangents of the output and of the log-sum-exp, all of it in `log_sum`.
 
     With weights p = exp(s - shift - log_sum), and ds the tangent of the logits:
-        d log_sum = sum p ds          d out = p ds v + p dv - (d log_sum) out
+        d log_sum = sum p ds          d out = sum p ds v + p dv - (d log_sum) out
     """
     others, floats, plan = primals
-    dfloats = tangents[1]
     out, shift, log_sum = _attend(tiling, others, floats, plan)
+    moves = [not isinstance(dx, SymbolicZero) for dx in tangents[1]]
+    dfloats = [dx for dx, moved in zip(tangents[1], moves, strict=True) if moved]
     # Of a row without keys no tile has a weight, whatever stands here.
-    norm = shift, jnp.where(jnp.isneginf(log_sum), 0, log_sum)
+    norm = [shift, jnp.where(jnp.isneginf(log_sum), 0, log_sum)]
+    names = tiling.float_letters
+    moving = [x for x, moved in zip(names, moves, strict=True) if moved]
+    lists = [others, floats, dfloats, norm]
+    letters = [*tiling.other_letters, *names, *moving, "T", "T"]
+    arrays = [x for items in lists for x in items]
 
-    @jax.checkpoint
-    def row(x: tuple) -> tuple[jax.Array, jax.Array]:
-        start, (columns, verdicts, _, _), norm = x
-        in_row = tiling.row(start, others, floats, dfloats)
-        block = tiling.grid.block_q
-        zeros = jnp.zeros((block, out.shape[1]), out.dtype), jnp.zeros(block, out.dtype)
-        zeros = _varying(zeros, [in_row, norm])
+    def tangent(full: bool, i: jax.Array, j: jax.Array, *tile: jax.Array) -> tuple:
+        items = iter(tile)
+        others, floats, dfloats, norm = ([next(items) for _ in x] for x in lists)
+        sums = _tile_tangent(tiling, full, j, others, floats, moves, dfloats, norm)
+        return tuple(tiling.own_rows(i, x) for x in sums)
 
-        # The checkpoint encloses the slicing too: what is kept is not sliced.
-        @jax.checkpoint
-        def visit(
-            j: jax.Array, verdict: jax.Array, in_row: list[Arrays], norm: tuple
-        ) -> tuple[jax.Array, jax.Array]:
-            parts = tiling.column(j, *in_row)
-            branches: list[Callable[..., Any]] = [
-                lambda *_: zeros,  # EMPTY
-                functools.partial(_tile_tangent, tiling, False),  # PARTIAL
-                functools.partial(_tile_tangent, tiling, True),  # FULL
-            ]
-            return lax.switch(verdict, branches, j, parts, norm)
-
-        def add_tile(sums: Any, slot: tuple) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, sums, visit(*slot, in_row, norm)), None
-
-        return lax.scan(add_tile, zeros, (columns, verdicts))[0]
-
-    starts = tiling.grid.row_starts
-    rows = starts[:, None] + np.arange(tiling.grid.block_q)[None, :]
-    plan = jax.tree.map(jnp.asarray, plan)
-    sums = lax.map(row, (starts, plan, tuple(x[rows] for x in norm)))
-    acc, dlog_sum = jax.tree.map(tiling.join, sums)
+    cuts = [cut_of(x, array) for x, array in zip(letters, arrays, strict=True)]
+    rows = [Cut(0, None), Cut(0, None)]
+    acc, dlog_sum = tile_sum(tangent, plan, tiling.grid, arrays, cuts, rows)
     dout = acc - dlog_sum[:, None] * out
     return (out, shift, log_sum), (dout, jnp.zeros_like(shift), dlog_sum)
 
 
 def _tile_tangent(
-    tiling: Tiling, full: bool, j: jax.Array, parts: list[Arrays], norm: tuple
+    tiling: Tiling,
+    full: bool,
+    j: jax.Array,
+    others: Arrays,
+    floats: Arrays,
+    moves: list[bool],
+    dfloats: Arrays,
+    norm: Arrays,
 ) -> tuple[jax.Array, jax.Array]:
     """A tile's part of p ds v + p dv, (T, D), and of sum p ds, (T,)."""
-    others, floats, dfloats = parts
+
+    def of_moving(moving: Arrays) -> tuple[jax.Array, jax.Array]:
+        new = iter(moving)
+        all_floats = [
+            next(new) if moved else x for x, moved in zip(floats, moves, strict=True)
+        ]
+        s = tiling.logits(j, others, all_floats, full)
+        return s, tiling.operands(others, all_floats)[2]
+
+    moving = [x for x, moved in zip(floats, moves, strict=True) if moved]
+    (s, v_t), (ds, dv_t) = jax.jvp(of_moving, (moving,), (dfloats,))
     shift, log_sum = norm
-    s, ds = jax.jvp(lambda x: tiling.logits(j, others, x, full), (floats,), (dfloats,))
-    v_t, dv_t = (tiling.operands(others, x)[2] for x in (floats, dfloats))
     p = jnp.exp(s - shift[:, None] - log_sum[:, None])
     pds = p * ds
     if not full:
@@ -148,14 +146,3 @@ def _tile_tangent(
         # the weights reaches the others without it, and d log_sum carries it on.
         acc = jnp.where(jnp.isnan(shift)[:, None], 0, acc)
     return acc, jnp.sum(pds, axis=-1)
-
-
-def _varying(start: Any, like: Any) -> Any:
-    """The start of a loop, marked as different on the devices where `like` is.
-
-    Inside `jax.shard_map` the type of an array says so, and a loop must keep types. A
-    sum has the marks of all its terms; its value is not used.
-    """
-    terms = (jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(like))
-    mark = functools.reduce(jnp.add, terms)
-    return jax.tree.map(lambda x: x + jnp.zeros_like(mark, x.dtype, x.shape), start)

@@ -83,6 +83,15 @@ class Tiling(NamedTuple):
         new = jnp.maximum(0, (j + 1) * self.grid.block_k - self.grid.num_keys)
         return jnp.where(jnp.arange(self.grid.block_k)[None, :] < new, -jnp.inf, s)
 
+    def own_rows(self, i: jax.Array, x: jax.Array) -> jax.Array:
+        """Results of a tile in row `i`, (block_q, ...), 0 of queries of other rows."""
+        grid = self.grid
+        if grid.shared_queries == 0:
+            return x
+        shared = jnp.where(i == len(grid.row_starts) - 1, grid.shared_queries, 0)
+        mine = jnp.arange(grid.block_q) >= shared
+        return jnp.where(mine.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+
     def join(self, x: jax.Array) -> jax.Array:
         """The rows of tiles (rows, block_q, ...) as rows (T, ...)."""
         shared = x.shape[0] * self.grid.block_q - self.grid.num_queries

@@ -47,6 +47,11 @@ class Grid(NamedTuple):
         return np.minimum(starts, self.num_keys - self.block_k)
 
     @property
+    def shared_queries(self) -> int:
+        """How many queries the last row has in common with the one before it."""
+        return -self.num_queries % self.block_q
+
+    @property
     def shared_keys(self) -> int:
         """How many keys the last column has in common with the one before it."""
         return -self.num_keys % self.block_k

@@ -1,0 +1,324 @@
+"""A sum over tiles that stays one under every transformation.
+
+    out[tile] += body(arrays[tile])          for every live tile of a plan
+
+Its tangent is the sum over the same tiles of the body's tangent, its transpose that of
+the body's transpose, and its batch that of the body's batch. So a body is all that has
+to be written; JAX derives the rest. Nothing is kept from one tile to the next, and the
+loops run over live tiles only, in derivatives of any order.
+
+`lax.scan` could say the same, but its reverse mode needs a number of steps that is
+known, checkpoints, and a gradient as large as all keys for every row of tiles.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from jattn.core.plan import Grid, Plan
+
+
+class Cut(NamedTuple):
+    """Along which axes an array is cut into tiles; None: along none.
+
+    Attributes:
+        queries: the axis that has T entries.
+        keys: the axis that has S entries.
+    """
+
+    queries: int | None
+    keys: int | None
+
+
+def cut_of(letters: str, array: Any) -> Cut:
+    """The cut of an array with these axes, counted from the right; not of axes of 1."""
+
+    def axis(letter: str) -> int | None:
+        place = array.ndim - len(letters) + letters.find(letter)
+        found = letter in letters and place >= 0 and array.shape[place] != 1
+        return place if found else None
+
+    return Cut(axis("T"), axis("S"))
+
+
+def tile_sum(
+    body: Callable[..., Sequence[jax.Array]],
+    plan: Plan,
+    grid: Grid,
+    arrays: Sequence[jax.Array],
+    cuts: Sequence[Cut],
+    out_cuts: Sequence[Cut],
+) -> list[jax.Array]:
+    """Sums `body` over the live tiles.
+
+    Args:
+        body: `body(full, i, j, *tiles) -> results`, for the tile in row i and column j:
+            whether its verdict is FULL, and its part of every array. It closes over no
+            array that is traced.
+        plan: the live tiles.
+        grid: where they lie.
+        arrays: what is cut into tiles.
+        cuts: how, for each.
+        out_cuts: how each result is put together. Where tiles overlap they are added.
+
+    Returns:
+        The sums, T and S long along the axes of `out_cuts`.
+    """
+    indices = [jnp.asarray(x) for x in (plan.columns, plan.full, plan.live)]
+    # A sort forgets where its results differ.
+    indices = varying(indices, indices)
+    bodies = [functools.partial(body, full) for full in (False, True)]
+    return _bind(bodies, indices, arrays, cuts, out_cuts, grid)
+
+
+_tile_sum = Primitive("tile_sum")
+_tile_sum.multiple_results = True
+_PLAN = 3  # its first operands: columns, full, live
+
+Bodies = tuple[ClosedJaxpr, ClosedJaxpr]  # for PARTIAL and for FULL tiles
+
+
+def _bind(
+    bodies: Sequence[Callable[..., Any]],
+    plan: Sequence[jax.Array],
+    arrays: Sequence[jax.Array],
+    cuts: Sequence[Cut],
+    out_cuts: Sequence[Cut],
+    grid: Grid,
+) -> list[jax.Array]:
+    def first_tile(columns: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
+        j = columns[0, 0].astype(jnp.int32)
+        in_row = _cut_queries(arrays, cuts, grid.row_starts[0], grid)
+        column = jnp.asarray(grid.column_starts)[j]
+        return [jnp.int32(0), j, *_cut_keys(in_row, cuts, column, grid)]
+
+    tile = jax.make_jaxpr(first_tile)(plan[0], *arrays).out_avals
+    return _tile_sum.bind(
+        *plan,
+        *arrays,
+        bodies=tuple(jax.make_jaxpr(body)(*tile) for body in bodies),
+        cuts=tuple(cuts),
+        out_cuts=tuple(out_cuts),
+        grid=grid,
+    )
+
+
+def _cut_queries(
+    arrays: Sequence[Any], cuts: Sequence[Cut], start: Any, grid: Grid
+) -> list[jax.Array]:
+    return [
+        x
+        if cut.queries is None
+        else lax.dynamic_slice_in_dim(x, start, grid.block_q, cut.queries)
+        for x, cut in zip(arrays, cuts, strict=True)
+    ]
+
+
+def _cut_keys(
+    arrays: Sequence[Any], cuts: Sequence[Cut], start: Any, grid: Grid
+) -> list[jax.Array]:
+    return [
+        x
+        if cut.keys is None
+        else lax.dynamic_slice_in_dim(x, start, grid.block_k, cut.keys)
+        for x, cut in zip(arrays, cuts, strict=True)
+    ]
+
+
+def _added(total: jax.Array, part: jax.Array, starts: dict) -> jax.Array:
+    """The total with a part added in its place: axis to start, others from 0 on."""
+    at = [starts.get(axis, np.int32(0)) for axis in range(total.ndim)]
+    part = part + lax.dynamic_slice(total, at, part.shape)
+    return lax.dynamic_update_slice(total, part, at)
+
+
+def _run(
+    columns: jax.Array,
+    full: jax.Array,
+    live: jax.Array,
+    *arrays: jax.Array,
+    bodies: Bodies,
+    cuts: tuple[Cut, ...],
+    out_cuts: tuple[Cut, ...],
+    grid: Grid,
+) -> list[jax.Array]:
+    """The loops: over rows of tiles, and over the live tiles of each."""
+    row_starts, column_starts = map(jnp.asarray, (grid.row_starts, grid.column_starts))
+    # A result that stays in its place along a row is summed apart and then put there.
+    apart = [cut.keys is None for cut in out_cuts]
+
+    def add_row(i: jax.Array, sums: list[jax.Array]) -> list[jax.Array]:
+        row = row_starts[i]
+        in_row = _cut_queries(arrays, cuts, row, grid)
+
+        def add_tile(is_full: bool, slot: jax.Array, sums: list) -> list[jax.Array]:
+            j = columns[i, slot].astype(jnp.int32)
+            column = column_starts[j]
+            tile = _cut_keys(in_row, cuts, column, grid)
+            parts = jaxpr_as_fun(bodies[is_full])(i.astype(jnp.int32), j, *tile)
+            return [
+                x + part
+                if alone
+                else _added(x, part, {cut.queries: row, cut.keys: column})
+                for x, part, cut, alone in zip(
+                    sums, parts, out_cuts, apart, strict=True
+                )
+            ]
+
+        mine = [
+            jnp.zeros(part.shape, part.dtype) if alone else x
+            for x, part, alone in zip(sums, bodies[0].out_avals, apart, strict=True)
+        ]
+        mine = varying(mine, (columns, arrays))
+        mine = lax.fori_loop(0, full[i], functools.partial(add_tile, True), mine)
+        mine = lax.fori_loop(full[i], live[i], functools.partial(add_tile, False), mine)
+        return [
+            _added(x, part, {cut.queries: row}) if alone else part
+            for x, part, cut, alone in zip(sums, mine, out_cuts, apart, strict=True)
+        ]
+
+    def zeros(part: Any, cut: Cut) -> jax.Array:
+        sizes = {cut.queries: grid.num_queries, cut.keys: grid.num_keys}
+        shape = (sizes.get(axis, n) for axis, n in enumerate(part.shape))
+        return jnp.zeros(tuple(shape), part.dtype)
+
+    sums = [zeros(*x) for x in zip(bodies[0].out_avals, out_cuts, strict=True)]
+    sums = varying(sums, (columns, arrays))
+    return lax.fori_loop(0, len(grid.row_starts), add_row, sums)
+
+
+def _jvp(
+    operands: Sequence, tangents: Sequence, *, bodies: Bodies, **how: Any
+) -> tuple[list, list]:
+    plan, arrays, dots = operands[:_PLAN], operands[_PLAN:], tangents[_PLAN:]
+    moves = [type(dot) is not ad.Zero for dot in dots]
+
+    def tangent_of(body: ClosedJaxpr) -> Callable[..., Any]:
+        def tangent(i: jax.Array, j: jax.Array, *tiles: jax.Array) -> list[jax.Array]:
+            tile, dots = tiles[: len(arrays)], tiles[len(arrays) :]
+            moving, rest = _split(moves, tile)
+
+            def of_moving(*moving: jax.Array) -> list[jax.Array]:
+                return jaxpr_as_fun(body)(i, j, *_joined(moves, moving, rest))
+
+            return jax.jvp(of_moving, moving, list(dots))[1]
+
+        return tangent
+
+    out = _tile_sum.bind(*operands, bodies=bodies, **how)
+    how["cuts"] += tuple(_split(moves, how["cuts"])[0])
+    given = [*arrays, *_split(moves, dots)[0]]
+    return out, _bind([tangent_of(body) for body in bodies], plan, given, **how)
+
+
+def _transpose(
+    cotangents: Sequence,
+    *operands: Any,
+    bodies: Bodies,
+    cuts: tuple[Cut, ...],
+    out_cuts: tuple[Cut, ...],
+    grid: Grid,
+) -> list:
+    plan, arrays = operands[:_PLAN], operands[_PLAN:]
+    linear = [ad.is_undefined_primal(x) for x in arrays]
+    given = [type(x) is not ad.Zero for x in cotangents]
+    known = _split(linear, arrays)[1]
+
+    def transpose_of(body: ClosedJaxpr) -> Callable[..., Any]:
+        def transpose(i: jax.Array, j: jax.Array, *tiles: jax.Array) -> tuple:
+            tile, cotangents = tiles[: len(known)], tiles[len(known) :]
+
+            def of_linear(*moving: jax.Array) -> list[jax.Array]:
+                results = jaxpr_as_fun(body)(i, j, *_joined(linear, moving, tile))
+                return _split(given, results)[0]
+
+            # As it is linear in these, the derivative is the same anywhere.
+            avals = _split(linear, body.in_avals[2:])[0]
+            zeros = [jnp.zeros(x.shape, x.dtype) for x in avals]
+            return jax.vjp(of_linear, *varying(zeros, tiles))[1](list(cotangents))
+
+        return transpose
+
+    linear_cuts, known_cuts = _split(linear, cuts)
+    results = _bind(
+        [transpose_of(body) for body in bodies],
+        plan,
+        [*known, *_split(given, cotangents)[0]],
+        [*known_cuts, *_split(given, out_cuts)[0]],
+        linear_cuts,
+        grid,
+    )
+    return [None] * _PLAN + _joined(linear, results, [None] * len(known))
+
+
+def _batch(
+    operands: Sequence, axes: Sequence, *, bodies: Bodies, **how: Any
+) -> tuple[list, list]:
+    if any(axis is not None for axis in axes[:_PLAN]):
+        raise NotImplementedError("tile_sum: one plan must serve the whole batch.")
+    axes = axes[_PLAN:]
+    arrays = [
+        x if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(operands[_PLAN:], axes, strict=True)
+    ]
+    in_axes = (None, None, *(None if axis is None else 0 for axis in axes))
+    size = next(
+        x.shape[0] for x, axis in zip(arrays, axes, strict=True) if axis is not None
+    )
+    how["cuts"] = [
+        cut if axis is None else _shifted(cut)
+        for cut, axis in zip(how["cuts"], axes, strict=True)
+    ]
+    how["out_cuts"] = [_shifted(cut) for cut in how["out_cuts"]]
+    batched = [jax.vmap(jaxpr_as_fun(body), in_axes, axis_size=size) for body in bodies]
+    out = _bind(batched, operands[:_PLAN], arrays, **how)
+    return out, [0] * len(out)
+
+
+def _shifted(cut: Cut) -> Cut:
+    """The cut of an array with a new axis in front."""
+    return Cut(*(axis if axis is None else axis + 1 for axis in cut))
+
+
+def _split(chosen: Sequence[bool], items: Sequence) -> tuple[list, list]:
+    """The items that are chosen, and the others."""
+    pairs = list(zip(chosen, items, strict=True))
+    return [x for yes, x in pairs if yes], [x for yes, x in pairs if not yes]
+
+
+def _joined(chosen: Sequence[bool], these: Sequence, others: Sequence) -> list:
+    """The inverse of `_split`."""
+    sources = {True: iter(these), False: iter(others)}
+    return [next(sources[yes]) for yes in chosen]
+
+
+def varying(start: Any, like: Any) -> Any:
+    """The start of a loop, marked as different on the devices where `like` is.
+
+    Inside `jax.shard_map` the type of an array says so, and a loop must keep types. A
+    sum has the marks of all its terms; its value is not used.
+    """
+    terms = (jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(like))
+    mark = functools.reduce(jnp.add, terms)
+    return jax.tree.map(lambda x: x + jnp.zeros_like(mark, x.dtype, x.shape), start)
+
+
+@_tile_sum.def_abstract_eval
+def _avals(*operands: Any, **how: Any) -> Sequence[Any]:
+    return jax.make_jaxpr(functools.partial(_run, **how))(*operands).out_avals
+
+
+_tile_sum.def_impl(
+    jax.jit(_run, static_argnames=("bodies", "cuts", "out_cuts", "grid"))
+)
+mlir.register_lowering(_tile_sum, mlir.lower_fun(_run, multiple_results=True))
+ad.primitive_jvps[_tile_sum] = _jvp
+ad.primitive_transposes[_tile_sum] = _transpose
+batching.primitive_batchers[_tile_sum] = _batch
