@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from experiments.config import Config, ConfigError, load, override
+from experiments.config import Config, ConfigError, Cost, Settings, load, override
 from experiments.data import Corpus, check_length, load_corpus
+from experiments.machine import limit_threads
+from experiments.page import print_section
 from experiments.progress import display
 
 # JAX is imported inside the commands: --help and wrong settings need not wait for it.
@@ -20,8 +22,8 @@ from experiments.progress import display
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 2 if it was asked for something impossible."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        argv = sys.argv[1:] if argv is None else argv
         args = _parser().parse_args(argv)
         args.command = shlex.join(["python", "-m", "experiments", *argv])
         args.run(args)
@@ -32,14 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error:", _sentence(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command continues from here", file=sys.stderr)
+        again = "starts again" if argv[:1] == ["cost"] else "continues from here"
+        print(f"interrupted; the same command {again}", file=sys.stderr)
         return 130
     return 0
 
 
 def train(args: argparse.Namespace) -> None:
     """Train one model."""
-    config, lists = _settings(args)
+    config, lists = _settings(args, Config)
     if lists:
         raise ConfigError(f"{args.config} has a [sweep] table: use the command sweep")
     corpus = _corpus(config)
@@ -57,7 +60,7 @@ def train(args: argparse.Namespace) -> None:
 
 def sweep(args: argparse.Namespace) -> None:
     """Run a whole experiment and write its report."""
-    config, lists = _settings(args)
+    config, lists = _settings(args, Config)
     from experiments.sweep import sweep
 
     with display(Console(stderr=True)) as progress:
@@ -66,7 +69,7 @@ def sweep(args: argparse.Namespace) -> None:
 
 def theory(args: argparse.Namespace) -> None:
     """Compare the exact law of the softmax with a simulation."""
-    config, _ = _settings(args)
+    config, _ = _settings(args, Config)
     from experiments.sweep import theory
 
     with display(Console(stderr=True)) as progress:
@@ -84,7 +87,7 @@ def theory(args: argparse.Namespace) -> None:
 
 def coord(args: argparse.Namespace) -> None:
     """Measure how the logits grow with d_k as training begins."""
-    config, _ = _settings(args)
+    config, _ = _settings(args, Config)
     corpus = _corpus(config)
     from experiments.sweep import coord
 
@@ -94,6 +97,22 @@ def coord(args: argparse.Namespace) -> None:
     header += [f"step {step}" for step in table["steps"]]
     rows = [[scale, *arm["slope"]] for scale, arm in table["scales"].items()]
     _print_table(header, rows)
+
+
+def cost(args: argparse.Namespace) -> None:
+    """Measure time and memory against other implementations."""
+    config, _ = _settings(args, Cost)
+    threads = limit_threads(config.threads)
+    from experiments.cost import measure_cost
+    from experiments.cost_page import sections
+
+    with display(Console(stderr=True)) as progress:
+        results = measure_cost(config, progress, threads, args.command)
+    console = Console()
+    for section in sections(results):
+        print_section(section, console)
+    directory = Path(config.out) / config.name
+    _print_line(console, f"{directory}/cost.json, cost.md, cost.svg")
 
 
 def report(args: argparse.Namespace) -> None:
@@ -132,11 +151,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser("python -m experiments", description="Attention experiments.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     parsers = {}
-    for function in (train, sweep, theory, coord, report, sample):
+    for function in (train, sweep, theory, coord, cost, report, sample):
         name, summary = function.__name__, function.__doc__
         parsers[name] = commands.add_parser(name, help=summary, description=summary)
         parsers[name].set_defaults(run=function, prog=parsers[name].prog)
-    for name in ("train", "sweep", "theory", "coord"):
+    for name in ("train", "sweep", "theory", "coord", "cost"):
         parsers[name].add_argument("config", metavar="CONFIG", help="a TOML file")
         overrides = parsers[name].add_argument(
             "overrides",
@@ -155,9 +174,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(args: argparse.Namespace) -> tuple[Config, dict[str, list[Any]]]:
+def _settings(
+    args: argparse.Namespace, cls: type[Settings]
+) -> tuple[Settings, dict[str, list[Any]]]:
     """The config and the sweep of the file, with the command line's overrides."""
     config, lists = load(args.config)
+    if not isinstance(config, cls):
+        use = "cost" if isinstance(config, Cost) else "train or sweep"
+        raise ConfigError(f"{args.config} is of another kind: use the command {use}")
     changed = override(config, args.overrides, prog=f"{args.prog} {args.config}")
     for path in lists:
         if attrgetter(path)(changed) != attrgetter(path)(config):
@@ -183,7 +207,11 @@ def _show_report(path: Path) -> None:
 
     console = Console()
     print_tables(path.parent, console)
-    console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+    _print_line(console, str(path))
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

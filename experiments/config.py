@@ -17,10 +17,20 @@ from difflib import get_close_matches
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from experiments.settings import Config as Config
 from experiments.settings import Coord as Coord
+from experiments.settings import Cost as Cost
 from experiments.settings import Data as Data
 from experiments.settings import Evaluation as Evaluation
 from experiments.settings import Logging as Logging
@@ -30,7 +40,11 @@ from experiments.settings import Probe as Probe
 from experiments.settings import Scale as Scale
 from experiments.settings import Theory as Theory
 
-KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+Settings = TypeVar("Settings", Config, Cost)
+# What the key `kind` of a file may be; a file without it is about training.
+Kind = Literal["training", "cost"]
+KINDS: dict[str, type[Config] | type[Cost]] = {"training": Config, "cost": Cost}
+TYPES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 # Settings that do not change what a training run computes.
 NOT_PART_OF_A_RUN = ("name", "out", "theory", "coord")
 
@@ -39,8 +53,8 @@ class ConfigError(ValueError):
     """What the user asked for cannot be done; the message is one sentence."""
 
 
-def load(path: str | Path) -> tuple[Config, dict[str, list[Any]]]:
-    """Read a TOML file: the config, and the lists of its `[sweep]` table.
+def load(path: str | Path) -> tuple[Config | Cost, dict[str, list[Any]]]:
+    """Read a TOML file: the config of its `kind`, and the lists of its `[sweep]` table.
 
     Raises:
         ConfigError: the file is missing or not TOML, a key is unknown, a value has the
@@ -52,8 +66,11 @@ def load(path: str | Path) -> tuple[Config, dict[str, list[Any]]]:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    sweep = table.pop("sweep", {})
     try:
+        kind = _parse(Kind, table.pop("kind", "training"), "kind")
+        if KINDS[kind] is Cost:  # it has no runs to sweep over
+            return from_dict(table, Cost), {}
+        sweep = table.pop("sweep", {})
         config = from_dict(table)
         grid(config, sweep)
     except ConfigError as error:
@@ -61,25 +78,27 @@ def load(path: str | Path) -> tuple[Config, dict[str, list[Any]]]:
     return config, sweep
 
 
-def override(config: Config, args: Sequence[str], prog: str | None = None) -> Config:
+def override(
+    config: Settings, args: Sequence[str], prog: str | None = None
+) -> Settings:
     """Replace settings by command-line options such as `--optim.lr 1e-2`."""
     import tyro
 
-    messages = io.StringIO()
+    messages, cls = io.StringIO(), type(config)
     try:
         with contextlib.redirect_stderr(messages):
             changed, unknown = tyro.cli(
-                Config, default=config, args=args, prog=prog, return_unknown_args=True
+                cls, default=config, args=args, prog=prog, return_unknown_args=True
             )
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
         raise ConfigError(_first_paragraph(messages.getvalue())) from None
     if unknown and unknown[0].startswith("--"):
-        raise _unknown_key(unknown[0][2:].split("=")[0].replace("-", "_"))
+        raise _unknown_key(unknown[0][2:].split("=")[0].replace("-", "_"), cls)
     if unknown:
         raise ConfigError(f"{unknown[0]!r} is not an option")
-    return from_dict(to_dict(changed))
+    return from_dict(to_dict(changed), cls)
 
 
 def grid(config: Config, sweep: dict[str, list[Any]]) -> list[Config]:
@@ -93,7 +112,7 @@ def grid(config: Config, sweep: dict[str, list[Any]]) -> list[Config]:
                 f"sweep: write the path in quotes, as in {quoted} = [...]"
             )
         if path not in _paths(Config):
-            raise ConfigError(f"sweep: {_unknown_key(path)}")
+            raise ConfigError(f"sweep: {_unknown_key(path, Config)}")
         if path.split(".")[0] in NOT_PART_OF_A_RUN:
             raise ConfigError(f"sweep: '{path}' does not change a training run")
         if not isinstance(values, list) or not values:
@@ -118,18 +137,23 @@ def run_id(config: Config) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def to_dict(config: Config) -> dict[str, Any]:
+def to_dict(config: Config | Cost) -> dict[str, Any]:
     """The config as tables, lists and plain values, as JSON would give it back."""
     return json.loads(json.dumps(asdict(config)))
 
 
-def from_dict(table: dict[str, Any]) -> Config:
+@overload
+def from_dict(table: dict[str, Any]) -> Config: ...
+@overload
+def from_dict(table: dict[str, Any], cls: type[Settings]) -> Settings: ...
+def from_dict(table: dict[str, Any], cls: Any = Config) -> Any:
     """The config of nested tables; keys that are left out keep their defaults.
 
     Raises:
         ConfigError: see `load`.
     """
-    return _parse(Config, table, "")
+    _refuse_unknown_keys(cls, table, cls)
+    return _parse(cls, table, "")
 
 
 def _parse(hint: Any, value: Any, path: str) -> Any:
@@ -159,7 +183,7 @@ def _parse(hint: Any, value: Any, path: str) -> Any:
     if hint is float and type(value) is int:
         value = float(value)
     if type(value) is not hint:  # isinstance would take a bool for an int
-        raise ConfigError(f"{where} must be {KINDS[hint]}")
+        raise ConfigError(f"{where} must be {TYPES[hint]}")
     if hint is float and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite")
     return value
@@ -170,10 +194,17 @@ def _parse_table(cls: Any, table: Any, path: str) -> Any:
         raise ConfigError(f"{path} = {table!r} must be a table")
     prefix = f"{path}." if path else ""
     hints = get_type_hints(cls, include_extras=True)
-    for key in table:
-        if key not in hints:
-            raise _unknown_key(prefix + key)
     return cls(**{k: _parse(hints[k], v, prefix + k) for k, v in table.items()})
+
+
+def _refuse_unknown_keys(cls: Any, table: Any, root: Any, prefix: str = "") -> None:
+    """Raise if a table, or one inside it, has a key that `cls` has no field for."""
+    hints = get_type_hints(cls)
+    for key, value in table.items() if isinstance(table, dict) else ():
+        if key not in hints:
+            raise _unknown_key(prefix + key, root)
+        if is_dataclass(hints[key]):
+            _refuse_unknown_keys(hints[key], value, root, f"{prefix}{key}.")
 
 
 def _paths(cls: Any, prefix: str = "") -> Iterator[str]:
@@ -185,11 +216,11 @@ def _paths(cls: Any, prefix: str = "") -> Iterator[str]:
             yield prefix + field.name
 
 
-def _unknown_key(path: str) -> ConfigError:
+def _unknown_key(path: str, cls: Any) -> ConfigError:
     """Say which key was meant: here, or the same or a similar name elsewhere."""
     *_, key = path.split(".")
     table = path.removesuffix(key)
-    known = list(_paths(Config))
+    known = list(_paths(cls))
     below = [p.removeprefix(table) for p in known if p.startswith(table)]
     here = list(dict.fromkeys(p.split(".")[0] for p in below))
     elsewhere = {p.split(".")[-1]: p for p in reversed(known)}

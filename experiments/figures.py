@@ -1,4 +1,4 @@
-"""The report's figures, as SVG text that takes its font and colour from the page."""
+"""The figures, as SVG text that takes its font and colour from the page."""
 
 import io
 import re
@@ -15,6 +15,9 @@ from experiments.results import Run, group, initial_mean
 
 COLOURS = {"none": "#d1495b", "sqrt": "#3d84c6", "inv": "#7a9a3a", "init": "#a671bd"}
 LINES = {"none": "-", "sqrt": "-", "inv": "--", "init": ":"}
+COLOURS |= {"blockwise": "#d1495b", "reference": "#888888", "torch": "#7a9a3a"}
+COLOURS |= {"jax.nn": "#3d84c6", "flax.nnx": "#a671bd", "jax.nn:cudnn": "#c98a2b"}
+LINES |= dict.fromkeys(("flax.nnx", "reference"), "--")
 _INK = "#010203"  # stands for the page's text colour, see `_svg`
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -122,17 +125,62 @@ def training_figure(runs: Sequence[Run]) -> str:
     return _panels("Loss, nats per byte", titles, draw, share_y=True)
 
 
+def cost_figure(cost: dict[str, Any]) -> str:
+    """Time and memory against the length, for each mask; slopes in the legends."""
+    settings, rows = cost["settings"], cost["length"] + cost["memory"]
+    backward = settings["passes"][-1] != "forward"
+    kinds = {"ms": "time", "temp_bytes": "memory"}
+    titles = {
+        f"{mask} {column}": f"{mask}: {words}"
+        for mask in settings["masks"]
+        for column, words in (("ms", "ms"), ("temp_bytes", "temporary MB"))
+    }
+
+    def draw(axes: Axes, name: str) -> None:
+        mask, column = name.split()
+        for line in cost["slopes"]:
+            who, slope = line["implementation"], line[kinds[column]]
+            points = {
+                row["length"]: row[column] / (1 if column == "ms" else 1e6)
+                for row in rows
+                if (row["mask"], row["backward"]) == (mask, backward)
+                and row["implementation"] == who
+                and row.get(column)
+            }
+            if points and (line["mask"], line["backward"]) == (mask, backward):
+                label = who if slope is None else f"{who}  n^{slope:.2f}"
+                _line(axes, who, [*points], [*points.values()], marker="o", label=label)
+        lengths = sorted({row["length"] for row in rows if row.get(column)})
+        _log_axes(axes, lengths, label="n")
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high * (high / low) ** 0.6)  # room for the legend
+        if axes.lines:
+            axes.legend(loc="upper left", fontsize=8)
+
+    return _panels(f"Cost, {settings['passes'][-1]}", titles, draw, own_legends=True)
+
+
+def svg_file(svg: str) -> str:
+    """A figure as a file of its own, on white."""
+    names = (
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    )
+    style = 'style="background: #fff; font-family: sans-serif"'
+    return svg.replace("<svg", f"<svg {names} {style}", 1)
+
+
 def _panels(
     title: str,
     titles: dict[str, str],
     draw: Callable[[Axes, str], None],
     share_y: bool = False,
+    own_legends: bool = False,
 ) -> str:
     """One figure with a panel per entry of `titles`, two abreast, and a legend."""
     columns = min(2, len(titles))
     rows = -(-len(titles) // columns)
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
-        width, height = _PANEL
+        width, height = (1.4 * x if own_legends else x for x in _PANEL)
         size = (2 * width, rows * height + 0.3)
         figure = Figure(figsize=size, layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
@@ -140,7 +188,7 @@ def _panels(
             draw(axes, name)
             axes.set_title(heading)
         handles, labels = grid.flat[0].get_legend_handles_labels()
-        legend = dict(zip(labels, handles, strict=True))
+        legend = {} if own_legends else dict(zip(labels, handles, strict=True))
         entries = list(legend.values()), list(legend)
         if len(titles) < grid.size:  # the place of a missing panel is the legend's
             grid.flat[-1].set_axis_off()
@@ -153,14 +201,21 @@ def _panels(
 def _line(
     axes: Axes, scale: str, x: Sequence[float], y: Sequence[float], **style: Any
 ) -> None:
-    axes.plot(x, y, color=COLOURS[scale], ls=LINES[scale], label=scale, **style)
+    style = {
+        "color": COLOURS[scale],
+        "ls": LINES.get(scale, "-"),
+        "label": scale,
+    } | style
+    axes.plot(x, y, **style)
 
 
-def _log_axes(axes: Axes, d_k: Sequence[int], log_y: bool = True) -> None:
+def _log_axes(
+    axes: Axes, sizes: Sequence[int], log_y: bool = True, label: str = "d_k"
+) -> None:
     axes.set_xscale("log")
-    axes.set_xticks(d_k, [str(d) for d in d_k])
+    axes.set_xticks(sizes, [str(d) for d in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("d_k")
+    axes.set_xlabel(label)
     if log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

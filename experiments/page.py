@@ -1,4 +1,4 @@
-"""A page as data, rendered twice: as HTML, and for the terminal."""
+"""A page as data, rendered as HTML, as Markdown, and for the terminal."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,6 +100,20 @@ def print_section(section: Section, console: Console) -> None:
                 console.print(Text(table.caption, style="dim"))
 
 
+def markdown(section: Section) -> str:
+    """The paragraphs and tables of a section; a title is a line of its own."""
+    return "\n".join([f"## {section.title}", "", *map(_markdown, section.parts)])
+
+
+def _markdown(part: Part) -> str:
+    if not isinstance(part, Table):
+        return f"{part}\n" if isinstance(part, str) else ""
+    head = [part.columns, ["---"] * len(part.columns)]
+    cells = (map(format_cell, row) for row in part.rows)
+    lines = [f"| {' | '.join(line)} |" for line in (*head, *cells)]
+    return "\n".join([f"**{part.title}.** {part.caption}", "", *lines, ""])
+
+
 def _html_section(section: Section) -> str:
     head = f'<section>\n<h2 id="{section.id}">{escape(section.title)}</h2>'
     return "\n".join([head, *map(_html, section.parts), "</section>"])
@@ -123,7 +137,7 @@ def _html_table(table: Table) -> str:
     The second needs to know where the first one ends, so it stays only if that is
     narrow.
     """
-    first = [table.columns[0], *(_format(row[0]) for row in table.rows)]
+    first = [table.columns[0], *(format_cell(row[0]) for row in table.rows)]
     two = table.names > 1 and max(map(len, first)) <= NARROW
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
     rows = "\n".join(
@@ -146,7 +160,7 @@ def _html_note(text: str) -> str:
 
 def _html_cell(cell: Cell) -> str:
     """Numbers keep together; long text may wrap."""
-    text = _format(cell)
+    text = format_cell(cell)
     return f"<td{' class=text' * (len(text) > LONG)}>{escape(text)}</td>"
 
 
@@ -155,13 +169,16 @@ def _rich(table: Table) -> RichTable:
     for column in table.columns:
         out.add_column(Text(column), overflow="fold")
     for row in table.rows:
-        out.add_row(*(Text(_format(cell)) for cell in row))
+        out.add_row(*(Text(format_cell(cell)) for cell in row))
     return out
 
 
 def _fitting(table: Table, width: int) -> list[Table]:
     """The table, or parts of it side by side, each as wide as a terminal at most."""
-    lines = [table.columns, *([_format(cell) for cell in row] for row in table.rows)]
+    lines = [
+        table.columns,
+        *([format_cell(cell) for cell in row] for row in table.rows),
+    ]
     widths = [max(map(len, column)) + 3 for column in zip(*lines, strict=True)]
     first = list(range(table.names))
     parts = [first.copy()]
@@ -181,7 +198,7 @@ def _columns(table: Table, chosen: Sequence[int]) -> Table:
     )
 
 
-def _format(cell: Cell) -> str:
+def format_cell(cell: Cell) -> str:
     """Three significant digits for a float, a dash for what is missing."""
     if cell is None:
         return "–"

@@ -145,3 +145,64 @@ class Config:
     probe: Probe = Probe()
     theory: Theory = Theory()
     coord: Coord = Coord()
+
+
+Peer = Literal["reference", "jax.nn", "jax.nn:cudnn", "flax.nnx", "torch"]
+MaskName = Literal["causal", "full", "window", "packed"]
+Pass = Literal["forward", "forward + backward"]
+
+
+@dataclass(frozen=True)
+class HeadSize:
+    """Other head sizes, at one length."""
+
+    sizes: tuple[Count, ...] = (128,)  # sizes of one head
+    length: Count = 2048  # queries, and keys
+    peers: tuple[Peer, ...] = ("jax.nn", "torch")  # what is compared here
+
+
+@dataclass(frozen=True)
+class HeadCount:
+    """The same width in few large heads or many small ones, at one length."""
+
+    counts: tuple[Count, ...] = (1, 2, 4, 8, 16)  # heads; each must divide the width
+    width: Count = 512  # heads times the size of one
+    length: Count = 1024  # queries, and keys
+    peers: tuple[Peer, ...] = ("jax.nn", "torch")  # what is compared here
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time and memory of blockwise against its peers. Results go to <out>/<name>/."""
+
+    name: Name = "cost"  # directory of the results, inside out
+    out: Text = "runs"  # directory of all experiments
+    seed: Seed = 0  # of the inputs
+    threads: NotNegative = 1  # CPU threads; 0: as many as there are
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of queries, keys and values
+    peers: tuple[Peer, ...] = (
+        "reference",
+        "jax.nn",
+        "flax.nnx",
+        "torch",
+    )  # what blockwise is compared with
+    masks: tuple[MaskName, ...] = ("causal", "full", "window", "packed")
+    passes: tuple[Pass, ...] = ("forward", "forward + backward")
+    lengths: tuple[Count, ...] = (512, 2048, 8192)  # queries, and keys, that are timed
+    memory_lengths: tuple[Count, ...] = (32768,)  # that are compiled, but not run
+    memory_peers: tuple[Peer, ...] = ("jax.nn",)  # by whom; reference compiles for long
+    batch: Count = 1  # sequences
+    heads: Count = 1  # query heads, and key heads
+    head_dim: Count = 64  # size of one head
+    window: Count = 256  # keys a query sees with mask window, its own included
+    documents: Count = 12  # documents in a sequence with mask packed
+    tile: NotNegative = 0  # queries, and keys, of a tile of blockwise; 0: its default
+    check_length: Count = 512  # where values are compared with those of reference
+    rounds: Count = 5  # times a pair is measured
+    round_seconds: Positive = 0.3  # if a round takes longer, there are three at most
+    sample_ms: Positive = 20.0  # short calls are repeated to fill one timed sample
+    call_limit_s: Positive = 10.0  # what takes longer for one call is not timed
+    minutes: Positive = 60.0  # what has not begun by then is left out
+    memory_limit_gb: Positive = 0.9  # what needs more memory is not run
+    head_size: HeadSize = HeadSize()
+    head_count: HeadCount = HeadCount()

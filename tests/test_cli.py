@@ -13,7 +13,7 @@ from experiments.__main__ import main
 from experiments.config import Config, override
 from experiments.progress import Prefixed, display
 
-COMMANDS = ("train", "sweep", "theory", "coord", "report", "sample")
+COMMANDS = ("train", "sweep", "theory", "coord", "cost", "report", "sample")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_bad_command_line_is_refused(here, capsys, args, message):
     assert message in refusal(here, capsys, *args.split())
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "theory", "coord"])
+@pytest.mark.parametrize("command", ["train", "sweep", "theory", "coord", "cost"])
 def test_only_the_config_is_required(here, capsys, command):
     assert "required: CONFIG; see" in refusal(here, capsys, command)
 

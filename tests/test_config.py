@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from experiments.config import (
     Config,
     ConfigError,
+    Cost,
     Model,
     Optim,
     from_dict,
@@ -152,8 +153,9 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_in_the_repository_loads_and_tells_its_command(path):
     config, sweep = load(path)
-    assert config.name == path.stem and sweep
-    assert f"python -m experiments sweep configs/{path.name}" in path.read_text()
+    command = "cost" if isinstance(config, Cost) else "sweep"
+    assert config.name == path.stem and bool(sweep) == (command == "sweep")
+    assert f"python -m experiments {command} configs/{path.name}" in path.read_text()
 
 
 def test_options_override_the_file():

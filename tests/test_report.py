@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments.config import Config, ConfigError, to_dict
 from experiments.figures import training_figure
-from experiments.page import _format
+from experiments.page import format_cell
 from experiments.report import print_tables, write_report
 from experiments.results import MEASURES, read_results
 
@@ -252,9 +252,9 @@ def test_a_narrow_terminal_gets_a_wide_table_in_parts(full):
 
 def test_floats_have_three_significant_digits():
     floats = {2.3456: "2.35", 123.4: "123", 0.0: "0.00", 1.234e-6: "1.23e-06"}
-    assert all(_format(value) == text for value, text in floats.items())
-    assert _format(123456) == "123456"
-    assert _format(None) == "–"
+    assert all(format_cell(value) == text for value, text in floats.items())
+    assert format_cell(123456) == "123456"
+    assert format_cell(None) == "–"
 
 
 def test_an_unfinished_run_is_named(whole):
