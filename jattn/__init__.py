@@ -12,6 +12,7 @@ from jattn.core.letters import leaf as leaf
 from jattn.core.rotary import rotary as rotary
 from jattn.core.softmax import mask_scores as mask_scores
 from jattn.core.softmax import masked_softmax as masked_softmax
+from jattn.core.stats import Stats as Stats
 from jattn.dispatch import attention as attention
 from jattn.dispatch import attention_weights as attention_weights
 from jattn.dispatch import scaled_scores as scaled_scores

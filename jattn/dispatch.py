@@ -1,24 +1,16 @@
-"""The front door: `attention`, lifted from one head to heads and batch."""
+"""The front door: `attention`, and the functions that show its steps."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jattn.algorithms import blockwise, reference
+from jattn import execute
 from jattn.core.boundary import Sizes, check_vectors, one_of
-from jattn.core.heads import over_heads
 from jattn.core.rules import Array, Mask, Score
 from jattn.core.spec import AttentionSpec
-from jattn.core.tile import Pairs, accumulator, scores_of_head
-from jattn.prepare import Call, check_scale, prepare
-
-ALGORITHMS: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = {
-    "reference": reference.attend,
-    "blockwise": blockwise.attend,
-}
+from jattn.core.tile import Pairs
+from jattn.prepare import Call, check_dropout, per_head, prepare
 
 EMPTY_ROWS = ("zero", "mean")
 
@@ -35,6 +27,9 @@ def attention(
     score: Score | tuple[Score, ...] | None = None,
     bias: Array | None = None,
     scale: float | Array | None = None,
+    sinks: Array | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: jax.Array | None = None,
     query_positions: Array | Literal["start", "end"] | None = None,
     key_positions: Array | None = None,
     implementation: Literal["reference", "blockwise"] | None = None,
@@ -42,6 +37,7 @@ def attention(
     empty_rows: Literal["zero", "mean"] = "zero",
     precision: jax.lax.PrecisionLike = None,
     return_lse: bool = False,
+    stats: bool = False,
 ) -> Any:
     """Scaled dot-product attention under any mask and any score rule.
 
@@ -65,6 +61,13 @@ def attention(
             score rules.
         scale: factor of the dot products; a number, or an array of shape (), (1,) or
             (N,). Default 1/sqrt(H).
+        sinks: numbers, (N,): for each head the logit of one more key, which every query
+            may see and which has no value.
+        dropout_rate: the share of weights that are set to 0, in [0, 1); the others are
+            divided by 1 - dropout_rate. Which ones follows from dropout_rng, batch row,
+            head, query index and key index, by a hash (lowbias32) that is not that of
+            `jax.random`, and from nothing else: not from tiles or implementation.
+        dropout_rng: a key of `jax.random`; required if dropout_rate is not 0.
         query_positions: where the queries stand: "start" (the first of them beside the
             first key), "end" (the last beside the last key), or integers that broadcast
             to (*B, T). None is "start" if T == S; otherwise it must be chosen wherever
@@ -78,45 +81,64 @@ def attention(
             values, whatever they hold, as in `jax.nn.dot_product_attention`.
         precision: of the matrix products, as in `jax.lax.dot_general`.
         return_lse: whether to return the log-sum-exp too.
+        stats: whether to return statistics of the weights too.
 
     Returns:
-        out: (*B, T, N, D), dtype of query.
-        lse: (*B, T, N), float32 (float64 if a vector is), differentiable, with
-            `return_lse`: natural log of the softmax's denominator, -inf for a query
-            without keys.
+        out: (*B, T, N, D), dtype of query; alone, or as (out, lse) with `return_lse`,
+            or as (out, Stats) with `stats`.
+        lse: (*B, T, N), float32 (float64 if a vector is), differentiable: natural log
+            of the softmax's denominator, -inf for a query without keys.
+        Stats: lse, max_logit, entropy, max_prob and sum_p2, each like lse; see
+            `jattn.Stats`.
 
     Raises:
         ValueError: shapes, positions or options do not fit, named in letters.
         TypeError: an argument is of the wrong kind.
 
-    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2; Xiao et al. 2023,
+        arXiv:2309.17453, section 3.3 (sinks); Srivastava et al. 2014 (dropout).
 
     Example:
         >>> import jax, jattn
         >>> x = jax.random.normal(jax.random.key(0), (2, 5, 4, 8))  # (B, T, N, H)
         >>> jattn.attention(x, x, x, mask=jattn.masks.causal()).shape
         (2, 5, 4, 8)
+        >>> out, stats = jattn.attention(x, x, x, mask=jattn.masks.causal(), stats=True)
+        >>> stats.max_prob[0, 0]  # the first query sees itself only
+        Array([1., 1., 1., 1.], dtype=float32)
     """
     sizes = check_vectors("attention", query, key, value)
+    call = Call("attention", sizes)
     pairs, align = prepare(
-        Call("attention", sizes),
+        call,
         mask=mask,
         score=score,
         bias=bias,
         scale=scale,
+        sinks=sinks,
         query_positions=query_positions,
         key_positions=key_positions,
     )
+    if return_lse and stats:
+        raise ValueError(
+            "attention: return_lse and stats must not both be True, but got both. "
+            "Stats holds lse too."
+        )
     chosen, blocks = _choose(implementation, block_sizes, sizes)
     spec = AttentionSpec(
         implementation=chosen,
+        dtype=str(jnp.result_type(query, key, value)),
         block_sizes=blocks,
-        empty_rows=one_of("attention", "empty_rows", empty_rows, EMPTY_ROWS),
+        empty_rows=_empty_rows(call, empty_rows, sinks),
         align=align,
         precision=precision,
+        stats=bool(stats),
+        dropout_rate=check_dropout(call, dropout_rate, dropout_rng),
     )
-    out, lse = _attention(query, key, value, pairs, spec=spec)
-    return (out, lse) if return_lse else out
+    out, lse, measured = execute.attend(
+        query, key, value, pairs, dropout_rng, spec=spec
+    )
+    return (out, measured) if stats else (out, lse) if return_lse else out
 
 
 def attention_weights(
@@ -127,6 +149,9 @@ def attention_weights(
     score: Score | tuple[Score, ...] | None = None,
     bias: Array | None = None,
     scale: float | Array | None = None,
+    sinks: Array | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: jax.Array | None = None,
     query_positions: Array | Literal["start", "end"] | None = None,
     key_positions: Array | None = None,
     empty_rows: Literal["zero", "mean"] = "zero",
@@ -135,11 +160,12 @@ def attention_weights(
     """The weights with which `attention` averages the values; O(T S) memory.
 
     Args and errors are those of `attention`, without value, implementation,
-    block_sizes and return_lse.
+    block_sizes, return_lse and stats.
 
     Returns:
-        (*B, N, T, S), float32 (float64 for float64 inputs). A row sums to one, or to
-        zero where a query may look at no key (one with `empty_rows="mean"`).
+        (*B, N, T, S), float32 (float64 for float64 inputs). Without sinks and dropout
+        a row sums to one, or to zero where a query may look at no key (one with
+        `empty_rows="mean"`).
 
     Example:
         >>> import jax, jattn
@@ -148,21 +174,25 @@ def attention_weights(
         Array([1., 0., 0., 0., 0.], dtype=float32)
     """
     sizes = check_vectors("attention_weights", query, key)
+    call = Call("attention_weights", sizes)
     pairs, align = prepare(
-        Call("attention_weights", sizes),
+        call,
         mask=mask,
         score=score,
         bias=bias,
         scale=scale,
+        sinks=sinks,
         query_positions=query_positions,
         key_positions=key_positions,
     )
     spec = AttentionSpec(
-        empty_rows=one_of("attention_weights", "empty_rows", empty_rows, EMPTY_ROWS),
+        dtype=str(jnp.result_type(query, key)),
+        empty_rows=_empty_rows(call, empty_rows, sinks),
         align=align,
         precision=precision,
+        dropout_rate=check_dropout(call, dropout_rate, dropout_rng),
     )
-    return _weights(query, key, pairs, spec=spec)
+    return execute.weigh(query, key, pairs, dropout_rng, spec=spec)
 
 
 def scaled_scores(
@@ -195,8 +225,18 @@ def scaled_scores(
     """
     sizes = check_vectors("scaled_scores", query, key)
     call = Call("scaled_scores", sizes)
-    pairs = Pairs(check_scale(call, scale), (), None)
-    return _scores(query, key, pairs)
+    pairs = Pairs(per_head(call, "scale", scale), (), None)
+    spec = AttentionSpec(dtype=str(jnp.result_type(query, key)))
+    return execute.score(query, key, pairs, spec=spec)
+
+
+def _empty_rows(call: Call, empty_rows: str, sinks: Any) -> str:
+    if empty_rows == "mean" and sinks is not None:
+        raise ValueError(
+            f"{call.caller}: with sinks every query sees something, but got sinks and "
+            "empty_rows='mean'. Leave one of them out."
+        )
+    return one_of(call.caller, "empty_rows", empty_rows, EMPTY_ROWS)
 
 
 def _choose(
@@ -204,7 +244,7 @@ def _choose(
 ) -> tuple[str, tuple[int, int] | None]:
     """The name of the algorithm, and its block sizes."""
     if implementation is not None:
-        one_of("attention", "implementation", implementation, tuple(ALGORITHMS))
+        one_of("attention", "implementation", implementation, tuple(execute.ALGORITHMS))
     if block_sizes is None:
         small = max(sizes.T, sizes.S) <= ONE_TILE
         return implementation or ("reference" if small else "blockwise"), None
@@ -220,61 +260,3 @@ def _choose(
             f"{block_sizes=}. Leave one of them out."
         )
     return "blockwise", block_sizes
-
-
-@functools.partial(jax.jit, static_argnames="spec")
-def _attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    pairs: Pairs,
-    *,
-    spec: AttentionSpec,
-) -> tuple[jax.Array, jax.Array]:
-    *batch, num_queries, num_heads, _ = query.shape
-    shape = (*batch, num_queries, num_heads)
-    out_dtype, common = query.dtype, jnp.result_type(query, key, value)
-    query, key, value = (x.astype(common) for x in (query, key, value))
-    dtype = accumulator(common)
-    if 0 in shape or key.shape[-3] == 0:
-        return (
-            jnp.zeros((*shape, value.shape[-1]), out_dtype),
-            jnp.full(shape, -jnp.inf, dtype),
-        )
-    algorithm = functools.partial(ALGORITHMS[spec.implementation], spec=spec)
-    heads = {"K": 1, "G": 1}
-    out, lse = over_heads(algorithm, query, (key, value), pairs, spec.align, heads)
-    out = out.reshape(*shape, value.shape[-1])
-    lse = lse.reshape(shape)
-    if spec.empty_rows == "mean":
-        mean = jnp.repeat(jnp.mean(value, axis=-3), num_heads // value.shape[-2], -2)
-        out = jnp.where(jnp.isneginf(lse)[..., None], mean[..., None, :, :], out)
-    return out.astype(out_dtype), lse
-
-
-@functools.partial(jax.jit, static_argnames="spec")
-def _weights(
-    query: jax.Array, key: jax.Array, pairs: Pairs, *, spec: AttentionSpec
-) -> jax.Array:
-    *batch, num_queries, num_heads, _ = query.shape
-    shape = (*batch, num_heads, num_queries, key.shape[-3])
-    if 0 in shape:
-        return jnp.zeros(shape, accumulator(jnp.result_type(query, key)))
-    one_head = functools.partial(reference.weights, spec=spec)
-    weights = over_heads(one_head, query, (key,), pairs, spec.align, {}).reshape(shape)
-    if spec.empty_rows == "mean":
-        empty = ~weights.any(axis=-1, keepdims=True)
-        weights = jnp.where(empty, 1 / shape[-1], weights)
-    return weights
-
-
-@jax.jit
-def _scores(query: jax.Array, key: jax.Array, pairs: Pairs) -> jax.Array:
-    def one_head(q: jax.Array, k: jax.Array, pairs: Pairs) -> jax.Array:
-        return scores_of_head(q, k.T, pairs.scale)
-
-    *batch, num_queries, num_heads, _ = query.shape
-    shape = (*batch, num_heads, num_queries, key.shape[-3])
-    if 0 in shape:
-        return jnp.zeros(shape, accumulator(jnp.result_type(query, key)))
-    return over_heads(one_head, query, (key,), pairs, "start", {}).reshape(shape)

@@ -36,6 +36,7 @@ def prepare(
     score: Any,
     bias: Any,
     scale: Any,
+    sinks: Any,
     query_positions: Any,
     key_positions: Any,
 ) -> tuple[Pairs, str]:
@@ -58,7 +59,8 @@ def prepare(
         scores = (*scores, bias)
     check_rule(caller, "mask", mask, sizes)
     check_rule(caller, "bias", bias, sizes)
-    pairs = Pairs(check_scale(call, scale), scores, mask)
+    pairs = Pairs(per_head(call, "scale", scale), scores, mask)
+    pairs = dataclasses.replace(pairs, sink=per_head(call, "sinks", sinks))
     return _with_positions(call, pairs, query_positions, key_positions)
 
 
@@ -85,28 +87,70 @@ def _with_positions(
     return pairs, align
 
 
-def check_scale(call: Call, scale: Any) -> Array | None:
-    """The scale as an array, so that another value is other data and no new trace.
+def per_head(call: Call, name: str, given: Any) -> Array | None:
+    """A number or one for each head, as an array: another value is no new trace.
 
     Raises:
         TypeError: it is not made of numbers.
         ValueError: its shape is neither () nor (1,) nor (N,).
     """
-    if scale is None:
+    if given is None:
         return None
-    array = as_array(scale)
+    array = as_array(given)
     kinds = (jnp.floating, jnp.integer)
     if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
         raise TypeError(
-            f"{call.caller}: scale must be a number or an array of numbers, but got "
-            f"{array.dtype}. Cast it, or leave it out for 1/sqrt(H)."
+            f"{call.caller}: {name} must be a number or an array of numbers, but got "
+            f"{array.dtype}. Cast it, or leave it out for "
+            f"{'1/sqrt(H)' if name == 'scale' else 'none'}."
         )
     if array.shape not in ((), (1,), (call.sizes.N,)):
         raise ValueError(
-            f"{call.caller}: scale must be a number or (N,), but got shape "
+            f"{call.caller}: {name} must be a number or (N,), but got shape "
             f"{array.shape} with N={call.sizes.N}. Give one for each query head."
         )
     return array if isinstance(array, jax.Array) else array.astype(np.float64)
+
+
+def check_dropout(call: Call, rate: Any, rng: Any) -> float:
+    """The rate of dropout, for which there is a key if it is not 0.
+
+    Raises:
+        TypeError: the rate is no Python number, or the key is no key.
+        ValueError: the rate is not in [0, 1), the key is missing, or there are several.
+    """
+    if not isinstance(rate, (int, float, np.number)) or isinstance(rate, bool):
+        raise TypeError(
+            f"{call.caller}: dropout_rate must be a number, but got "
+            f"{type(rate).__name__}. It is static: a traced rate cannot be used."
+        )
+    if not 0 <= rate < 1:
+        raise ValueError(
+            f"{call.caller}: dropout_rate must be in [0, 1), but got {rate}. It is the "
+            "share of weights that are dropped."
+        )
+    if rng is None:
+        if rate:
+            raise ValueError(
+                f"{call.caller}: dropout needs dropout_rng, but got "
+                f"dropout_rate={rate} and dropout_rng=None. Give jax.random.key(seed), "
+                "or a rate of 0."
+            )
+        return float(rate)
+    dtype = getattr(rng, "dtype", None)
+    is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if not is_key and dtype != np.uint32:
+        raise TypeError(
+            f"{call.caller}: dropout_rng must be a key of jax.random, but got "
+            f"{type(rng).__name__}{'' if dtype is None else f' of {dtype}'}. Make one "
+            "with jax.random.key(seed)."
+        )
+    if rng.ndim != (0 if is_key else 1):
+        raise ValueError(
+            f"{call.caller}: dropout_rng must be one key, but got shape {rng.shape}. "
+            "Heads and batch rows get patterns of their own from it."
+        )
+    return float(rate)
 
 
 def _array(caller: str, name: str, value: Any, kind: type) -> Array:

@@ -25,6 +25,7 @@ from jattn.algorithms.tiling import Arrays, Tiling, tiling_of
 from jattn.core.plan import Grid, Plan, make_plan
 from jattn.core.softmax import SoftmaxState
 from jattn.core.spec import AttentionSpec
+from jattn.core.stats import Moments, Stats, stats_of
 from jattn.core.tile import Pairs, accumulator, poison
 
 BLOCK_SIZES = (256, 256)
@@ -32,7 +33,7 @@ BLOCK_SIZES = (256, 256)
 
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, pairs: Pairs, spec: AttentionSpec
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, Stats | None]:
     """Attention of one head; arguments and results as in `reference.attend`."""
     block_q, block_k = spec.block_sizes or BLOCK_SIZES
     num_queries, num_keys = q.shape[0], k.shape[0]
@@ -43,35 +44,45 @@ def attend(
     # In a narrow dtype, sums over tiles and differences of products would be rounded.
     dtype = accumulator(q.dtype)
     q, k, v = (x.astype(dtype) for x in poison(q, k, v))
-    tiling, others, floats = tiling_of(q, k, v, pairs, grid, spec.precision)
-    out, shift, log_sum = _attend(tiling, others, floats, plan)
-    return out, shift + log_sum
+    tiling, others, floats = tiling_of(q, k, v, pairs, grid, spec)
+    out, shift, log_sum, *moments = _attend(tiling, others, floats, plan)
+    stats = stats_of(shift, log_sum, *moments) if spec.stats else None
+    return out, shift + log_sum, stats
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _attend(
     tiling: Tiling, others: Arrays, floats: Arrays, plan: Plan
 ) -> tuple[jax.Array, ...]:
-    """`SoftmaxState.normalised` of every row."""
-    dtype = accumulator(floats[0].dtype)
-    value_dim = tiling.operands(others, floats)[2].shape[0]
+    """`SoftmaxState.normalised` of every row, and `Moments.finish` if wanted."""
+    _, _, v_t, pairs = tiling.operands(others, floats)
+    shape, dtype = (tiling.grid.block_q,), floats[0].dtype
+    if pairs.sink is None:
+        state = SoftmaxState.empty(shape, v_t.shape[0], dtype)
+    else:
+        sink = jnp.asarray(pairs.sink, dtype)
+        state = SoftmaxState.of_sink(sink, shape, v_t.shape[0])
+    moments = Moments.of_start(state) if tiling.spec.stats else None
 
     def row(x: tuple) -> tuple[jax.Array, ...]:
         start, (columns, _, full, live) = x
         in_row = tiling.row(start, others, floats)
 
-        def add_tile(full: bool, slot: jax.Array, state: SoftmaxState) -> SoftmaxState:
+        def add_tile(full: bool, slot: jax.Array, before: tuple) -> tuple:
+            state, moments = before
             j = columns[slot]
             tile = tiling.column(j, *in_row)
+            _, _, v_t, pairs = tiling.operands(*tile)
             s = tiling.logits(j, tile[0], tile[1], full)
-            v_t = tiling.operands(*tile)[2]
-            return state.add(s, v_t.T, tiling.precision)
+            after = state.add(s, lambda p: tiling.weigh(pairs.kept(p), v_t))
+            return after, moments and moments.add(state, after, s)
 
-        empty = SoftmaxState.empty((tiling.grid.block_q,), value_dim, dtype)
-        state = varying(empty, in_row)
-        state = lax.fori_loop(0, full, functools.partial(add_tile, True), state)
-        state = lax.fori_loop(full, live, functools.partial(add_tile, False), state)
-        return state.normalised()
+        start = varying((state, moments), in_row)
+        start = lax.fori_loop(0, full, functools.partial(add_tile, True), start)
+        end, ended = lax.fori_loop(
+            full, live, functools.partial(add_tile, False), start
+        )
+        return (*end.normalised(), *(ended.finish(end) if ended else ()))
 
     plan = jax.tree.map(jnp.asarray, plan)
     rows = lax.map(row, (tiling.grid.row_starts, plan))
@@ -86,7 +97,7 @@ def _attend_jvp(tiling: Tiling, primals: tuple, tangents: tuple) -> tuple:
         d log_sum = sum p ds          d out = sum p ds v + p dv - (d log_sum) out
     """
     others, floats, plan = primals
-    out, shift, log_sum = _attend(tiling, others, floats, plan)
+    out, shift, log_sum, *moments = _attend(tiling, others, floats, plan)
     moves = [not isinstance(dx, SymbolicZero) for dx in tangents[1]]
     dfloats = [dx for dx, moved in zip(tangents[1], moves, strict=True) if moved]
     # Of a row without keys no tile has a weight, whatever stands here.
@@ -106,8 +117,16 @@ def _attend_jvp(tiling: Tiling, primals: tuple, tangents: tuple) -> tuple:
     cuts = [cut_of(x, array) for x, array in zip(letters, arrays, strict=True)]
     rows = [Cut(0, None), Cut(0, None)]
     acc, dlog_sum = tile_sum(tangent, plan, tiling.grid, arrays, cuts, rows)
+    sink = tiling.operands(others, floats)[3].sink
+    dsink = tiling.operands(others, tangents[1])[3].sink
+    if sink is not None and not isinstance(dsink, SymbolicZero):
+        dlog_sum += jnp.exp(sink - norm[0] - norm[1]) * dsink
     dout = acc - dlog_sum[:, None] * out
-    return (out, shift, log_sum), (dout, jnp.zeros_like(shift), dlog_sum)
+    constants = [jnp.zeros_like(x) for x in (shift, *moments)]
+    return (
+        (out, shift, log_sum, *moments),
+        (dout, constants[0], dlog_sum, *constants[1:]),
+    )
 
 
 def _tile_tangent(
@@ -130,6 +149,8 @@ def _tile_tangent(
         s = tiling.logits(j, others, all_floats, full)
         return s, tiling.operands(others, all_floats)[2]
 
+    pairs = tiling.operands(others, floats)[3]
+
     moving = [x for x, moved in zip(floats, moves, strict=True) if moved]
     (s, v_t), (ds, dv_t) = jax.jvp(of_moving, (moving,), (dfloats,))
     shift, log_sum = norm
@@ -139,8 +160,7 @@ def _tile_tangent(
         # Of a row with a NaN every weight is NaN, also that of a forbidden key.
         forbidden = jnp.isneginf(s)
         p, pds = jnp.where(forbidden, 0, p), jnp.where(forbidden, 0, pds)
-    matmul = functools.partial(jnp.matmul, precision=tiling.precision)
-    acc = matmul(pds, v_t.T) + matmul(p, dv_t.T)
+    acc = tiling.weigh(pairs.kept(pds), v_t) + tiling.weigh(pairs.kept(p), dv_t)
     if not full:
         # A cotangent of NaN times a weight of 0 would reach forbidden keys; the NaN of
         # the weights reaches the others without it, and d log_sum carries it on.

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from jattn.core.letters import letters_of, take_leaves
 from jattn.core.plan import Grid
+from jattn.core.product import product
+from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs, logits, scores
 
 Arrays = list[Any]
@@ -26,7 +28,7 @@ class Tiling(NamedTuple):
         float_letters: the letters of the arrays in the first list.
         other_letters: of those in the second.
         grid: the tiles.
-        precision: of the matrix products.
+        spec: the static options.
         traced: `logits`, not full and full, with what they close over taken out: the
             jaxpr, and where its constants stand in the lists. Empty if there is none.
     """
@@ -36,7 +38,7 @@ class Tiling(NamedTuple):
     float_letters: tuple[str, ...]
     other_letters: tuple[str, ...]
     grid: Grid
-    precision: Any
+    spec: AttentionSpec
     traced: tuple[tuple[Any, tuple[tuple[bool, int], ...]], ...] = ()
 
     def operands(self, others: Arrays, floats: Arrays) -> tuple:
@@ -76,12 +78,17 @@ class Tiling(NamedTuple):
             return jax.core.eval_jaxpr(jaxpr, consts, j, *tile)[0]
         q, k_t, _, pairs = self.operands(others, floats)
         if full:
-            return scores(q, k_t, pairs, self.precision)
-        s = logits(q, k_t, pairs, self.precision)
+            return scores(q, k_t, pairs, self.spec)
+        s = logits(q, k_t, pairs, self.spec)
         if self.grid.shared_keys == 0:
             return s
         new = jnp.maximum(0, (j + 1) * self.grid.block_k - self.grid.num_keys)
         return jnp.where(jnp.arange(self.grid.block_k)[None, :] < new, -jnp.inf, s)
+
+    def weigh(self, p: jax.Array, v_t: jax.Array) -> jax.Array:
+        """The product of weights (T, S) with values (D, S)."""
+        dtype, precision = self.spec.dtype, self.spec.precision
+        return product("ts,ds->td", p, v_t, dtype, precision)
 
     def own_rows(self, i: jax.Array, x: jax.Array) -> jax.Array:
         """Results of a tile in row `i`, (block_q, ...), 0 of queries of other rows."""
@@ -105,7 +112,7 @@ def tiling_of(
     v: jax.Array,
     pairs: Pairs,
     grid: Grid,
-    precision: Any,
+    spec: AttentionSpec,
 ) -> tuple[Tiling, Arrays, Arrays]:
     """The tiling of one head, and its two lists: the others and the floats."""
     arrays, structure = jax.tree.flatten((q, k.T, v.T, pairs))
@@ -121,7 +128,7 @@ def tiling_of(
         tuple(pick(letters, True)),
         tuple(pick(letters, False)),
         grid,
-        precision,
+        spec,
     )
     return _without_closures(tiling, pick(arrays, False), pick(arrays, True))
 

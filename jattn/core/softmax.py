@@ -5,6 +5,7 @@ exponential makes a row without any key the identity of everything here, weights
 log-sum-exp -inf, and no other line needs a case for it.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -71,7 +72,7 @@ def masked_softmax(scores: jax.Array) -> jax.Array:
     """
     forbidden = jnp.isneginf(scores)
     row_max = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
-    exps = jnp.exp(scores - jax.lax.stop_gradient(_finite(row_max)))
+    exps = jnp.exp(scores - jax.lax.stop_gradient(finite(row_max)))
     wide = jnp.promote_types(scores.dtype, jnp.float32)
     total = jnp.sum(exps, axis=-1, keepdims=True, dtype=wide)
     weights = exps / jnp.where(total == 0, 1, total)
@@ -81,7 +82,7 @@ def masked_softmax(scores: jax.Array) -> jax.Array:
 
 def logsumexp(scores: jax.Array) -> jax.Array:
     """Log sum_j exp(s_j) over the last axis: (..., S) to (...); -inf without keys."""
-    row_max = _finite(jnp.max(scores, axis=-1, initial=-jnp.inf))
+    row_max = finite(jnp.max(scores, axis=-1, initial=-jnp.inf))
     row_max = jax.lax.stop_gradient(row_max)
     return row_max + _log(jnp.sum(jnp.exp(scores - row_max[..., None]), axis=-1))
 
@@ -117,6 +118,18 @@ class SoftmaxState(NamedTuple):
         )
 
     @classmethod
+    def of_sink(
+        cls, sink: jax.Array, shape: tuple[int, ...], value_dim: int
+    ) -> "SoftmaxState":
+        """The state of rows that have seen one key, of logit `sink`, without a value.
+
+        Source: Xiao et al. 2023, arXiv:2309.17453, section 3.3.
+        """
+        empty = cls.empty(shape, value_dim, sink.dtype)
+        some = jnp.where(jnp.isneginf(sink), 0, 1).astype(sink.dtype)
+        return empty._replace(max=empty.sum + sink, sum=empty.sum + some)
+
+    @classmethod
     def from_scores(
         cls,
         scores: jax.Array,
@@ -124,41 +137,47 @@ class SoftmaxState(NamedTuple):
         precision: jax.lax.PrecisionLike = None,
     ) -> "SoftmaxState":
         """The state after one set of keys: scores (..., T, S), value (..., S, D)."""
+
+        def weigh(exps: jax.Array) -> jax.Array:
+            return jnp.matmul(
+                exps.astype(value.dtype),
+                value,
+                precision=precision,
+                preferred_element_type=scores.dtype,
+            )
+
         empty = cls.empty(scores.shape[:-1], value.shape[-1], scores.dtype)
-        return empty.add(scores, value, precision)
+        return empty.add(scores, weigh)
 
     def add(
-        self,
-        scores: jax.Array,
-        value: jax.Array,
-        precision: jax.lax.PrecisionLike = None,
+        self, scores: jax.Array, weigh: Callable[[jax.Array], jax.Array]
     ) -> "SoftmaxState":
-        """The state after more keys, as `merge(from_scores(scores, value))`."""
+        """The state after more keys, as `merge(from_scores(scores, value))`.
+
+        Args:
+            scores: (..., T, S).
+            weigh: from exp(score - max), (..., T, S), to its product with their values,
+                (..., T, D).
+        """
         row_max = jnp.maximum(self.max, jnp.max(scores, axis=-1, initial=-jnp.inf))
-        shift = _finite(row_max)
+        shift = finite(row_max)
         # No score is above the maximum; saying so keeps a compiler from contracting a
         # product in the score with the subtraction, after which the largest weight
         # would differ from 1 by the rounding of a large score.
         scores = jnp.where(scores > shift[..., None], shift[..., None], scores)
         exps = jnp.exp(scores - shift[..., None])
         old = jnp.exp(self.max - shift)
-        acc = jnp.matmul(
-            exps.astype(value.dtype),
-            value,
-            precision=precision,
-            preferred_element_type=scores.dtype,
-        )
         return SoftmaxState(
             row_max,
             old * self.sum + jnp.sum(exps, axis=-1),
-            old[..., None] * self.acc + acc,
+            old[..., None] * self.acc + weigh(exps),
         )
 
     def merge(self, other: "SoftmaxState") -> "SoftmaxState":
         """The state over the union of two disjoint sets of keys."""
         row_max = jnp.maximum(self.max, other.max)
-        mine = jnp.exp(self.max - _finite(row_max))
-        others = jnp.exp(other.max - _finite(row_max))
+        mine = jnp.exp(self.max - finite(row_max))
+        others = jnp.exp(other.max - finite(row_max))
         return SoftmaxState(
             row_max,
             mine * self.sum + others * other.sum,
@@ -182,10 +201,11 @@ class SoftmaxState(NamedTuple):
             log_sum: (..., T), the logarithm of the sum; -inf if empty.
         """
         total = jnp.where(self.sum == 0, 1, self.sum)
-        return self.acc / total[..., None], _finite(self.max), _log(self.sum)
+        return self.acc / total[..., None], finite(self.max), _log(self.sum)
 
 
-def _finite(row_max: jax.Array) -> jax.Array:
+def finite(row_max: jax.Array) -> jax.Array:
+    """What to subtract before the exponential: the maximum, 0 if there is none."""
     return jnp.where(jnp.isneginf(row_max), 0, row_max)
 
 

@@ -10,15 +10,21 @@ class AttentionSpec:
 
     Attributes:
         implementation: name of the algorithm.
+        dtype: what the products of vectors multiply; their sums are wider.
         block_sizes: (queries, keys) of a tile, or None for the algorithm's default.
         empty_rows: what a query without keys gets: "zero", or "mean" of all values.
         align: where the queries stand among the keys when no positions are given,
             "start" or "end".
         precision: of the matrix products, as in `jax.lax.dot_general`.
+        stats: whether the statistics of every row are wanted.
+        dropout_rate: the share of weights that are dropped.
     """
 
     implementation: str = "reference"
+    dtype: Any = "float32"
     block_sizes: tuple[int, int] | None = None
     empty_rows: str = "zero"
     align: str = "start"
     precision: Any = None
+    stats: bool = False
+    dropout_rate: float = 0.0

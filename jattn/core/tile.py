@@ -10,9 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jattn.core.dropout import Dropout
 from jattn.core.letters import children, leaf
+from jattn.core.product import product
 from jattn.core.rules import Array, Mask, Rule, Score
 from jattn.core.softmax import mask_scores
+from jattn.core.spec import AttentionSpec
 
 
 class Pairs(Rule):
@@ -27,6 +30,8 @@ class Pairs(Rule):
         mask: which query may look at which key. None allows all.
         q_pos: positions of the queries; None, likewise, where they are static.
         k_pos: positions of the keys.
+        sink: logit of one more key, which every query may see and which has no value.
+        dropout: which weights are dropped.
     """
 
     positional = False
@@ -36,6 +41,12 @@ class Pairs(Rule):
     mask: Mask | None = children()
     q_pos: Array | None = leaf("BT", default=None)
     k_pos: Array | None = leaf("BS", default=None)
+    sink: Array | None = leaf("N", default=None)
+    dropout: Dropout | None = children(default=None)
+
+    def kept(self, weights: jax.Array) -> jax.Array:
+        """Weights (T, S) after dropout."""
+        return weights if self.dropout is None else self.dropout.kept(weights)
 
     @property
     def positions(self) -> tuple[Array, Array]:
@@ -50,28 +61,25 @@ def accumulator(dtype: Any) -> jnp.dtype:
 
 
 def scores_of_head(
-    q: jax.Array,
-    k_t: jax.Array,
-    scale: Array | float | None,
-    precision: jax.lax.PrecisionLike = None,
+    q: jax.Array, k_t: jax.Array, scale: Array | float | None, spec: AttentionSpec
 ) -> jax.Array:
     """Scaled products of one head: (T, H), (H, S) to (T, S) in `accumulator(dtype)`.
 
     It is cheaper to scale the queries than the products, but a narrow dtype would
     round them.
     """
-    dtype = accumulator(jnp.result_type(q, k_t))
-    scale = jnp.asarray(scale, dtype)
-    matmul = functools.partial(
-        jnp.matmul, precision=precision, preferred_element_type=dtype
+    wide = accumulator(spec.dtype)
+    scale = jnp.asarray(scale, wide)
+    multiply = functools.partial(
+        product, "th,hs->ts", dtype=spec.dtype, precision=spec.precision
     )
-    if q.dtype == dtype:
-        return matmul(q * scale, k_t)
-    return matmul(q, k_t) * scale
+    if wide == spec.dtype:
+        return multiply(q.astype(wide) * scale, k_t)
+    return multiply(q, k_t) * scale
 
 
 def scores(
-    q: jax.Array, k_t: jax.Array, pairs: Pairs, precision: jax.lax.PrecisionLike = None
+    q: jax.Array, k_t: jax.Array, pairs: Pairs, spec: AttentionSpec
 ) -> jax.Array:
     """The scores of a tile of one head, as if every pair were allowed.
 
@@ -79,7 +87,7 @@ def scores(
         q: queries, (T, H).
         k_t: keys, transposed: (H, S).
         pairs: the rules, with the arrays of this tile.
-        precision: of the product, as in `jax.lax.dot_general`.
+        spec: the dtype and the precision of the product.
 
     Returns:
         (T, S), float32, or float64 for float64 inputs.
@@ -87,14 +95,14 @@ def scores(
     Raises:
         ValueError: a score rule changes the shape or the dtype of the scores.
     """
-    s = scores_of_head(q, k_t, pairs.scale, precision)
+    s = scores_of_head(q, k_t, pairs.scale, spec)
     for rule in pairs.scores:
         s = _apply(rule, s, *pairs.positions)
     return s
 
 
 def logits(
-    q: jax.Array, k_t: jax.Array, pairs: Pairs, precision: jax.lax.PrecisionLike = None
+    q: jax.Array, k_t: jax.Array, pairs: Pairs, spec: AttentionSpec
 ) -> jax.Array:
     """The scores of a tile of one head, those of forbidden pairs at -inf.
 
@@ -102,7 +110,7 @@ def logits(
     the mask, so that it reaches no pair that is forbidden, forwards or backwards.
     """
     (q, q_nan), (k_t, k_nan) = _unpoisoned(q, 1), _unpoisoned(k_t, 0)
-    s = scores(q, k_t, pairs, precision)
+    s = scores(q, k_t, pairs, spec)
     s = s + q_nan.astype(s.dtype) + k_nan.astype(s.dtype)
     if pairs.mask is None:
         return s
@@ -111,6 +119,14 @@ def logits(
     except (TypeError, ValueError) as error:
         error.add_note(f"In attention, under the mask {pairs.mask}.")
         raise
+
+
+def with_sink(s: jax.Array, sink: Array | None) -> jax.Array:
+    """The logits of whole rows, (T, S), and that of the sink behind them, if any."""
+    if sink is None:
+        return s
+    column = jnp.broadcast_to(jnp.asarray(sink, s.dtype), (s.shape[0], 1))
+    return jnp.concatenate([s, column], axis=1)
 
 
 def _apply(rule: Score, s: jax.Array, q_pos: Array, k_pos: Array) -> jax.Array:

@@ -1,0 +1,78 @@
+"""Dropout of attention weights, whatever the tiles.
+
+A weight is dropped or kept by a hash of a key of its batch row and head, the index of
+its query and the index of its key. So every algorithm, every tiling, the backward pass
+and a recomputation agree, and no pattern is stored. It is not that of `jax.random`.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jattn.core.letters import leaf
+from jattn.core.rules import Array, Rule
+
+
+class Dropout(Rule):
+    """Which weights of a tile are kept.
+
+    Attributes:
+        rate: the share that is dropped.
+        query_key: a 32-bit key for the queries of a head.
+        key_key: another one for its keys.
+        query_index: of each query, from 0 to T - 1.
+        key_index: of each key, from 0 to S - 1.
+    """
+
+    positional = False
+
+    rate: float
+    query_key: Array = leaf("BN")
+    key_key: Array = leaf("BN")
+    query_index: Array = leaf("T")
+    key_index: Array = leaf("S")
+
+    def kept(self, weights: jax.Array) -> jax.Array:
+        """Weights (T, S), those that are kept divided by 1 - rate, others 0."""
+        queries = _mixed(self.query_index ^ self.query_key)
+        keys = _mixed(self.key_index ^ self.key_key)
+        bits = _mixed(queries[:, None] ^ keys[None, :])
+        threshold = np.uint32(min(round(self.rate * 2**32), 2**32 - 1))
+        return jnp.where(bits >= threshold, weights / (1 - self.rate), 0)
+
+
+def dropout_of(
+    rate: float, rng: jax.Array, shape: tuple[int, ...], num_queries: int, num_keys: int
+) -> Dropout:
+    """The dropout of T x S weights in each of `shape`, (*B, N).
+
+    Args:
+        rate: the share that is dropped, in [0, 1).
+        rng: a key of `jax.random`.
+        shape: (*B, N).
+        num_queries: T.
+        num_keys: S.
+    """
+    seeds = jax.random.bits(rng, (2,), jnp.uint32)
+    index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
+    query_key = _mixed(index ^ seeds[0])
+    return Dropout(
+        rate,
+        query_key,
+        _mixed(query_key ^ seeds[1]),
+        np.arange(num_queries, dtype=np.uint32),
+        np.arange(num_keys, dtype=np.uint32),
+    )
+
+
+def _mixed(x: Any) -> jax.Array:
+    """A bijection of 32-bit words in which every bit of `x` changes half of the result.
+
+    Source: C. Wellons 2018, "Prospecting for Hash Functions" (lowbias32).
+    """
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)

@@ -1,0 +1,95 @@
+"""Statistics of the weights of a row, from whole rows or in parts."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jattn.core.softmax import SoftmaxState, finite, logsumexp
+
+
+class Stats(NamedTuple):
+    """What can be said of the weights p of each query, each (*B, T, N).
+
+    Of a query without keys: -inf, -inf, 0, 0 and 0. An attention sink counts as one
+    more key; dropout comes later. `lse` is differentiable, the others are constants to
+    derivatives.
+
+    Attributes:
+        lse: natural log of the softmax's denominator.
+        max_logit: the largest logit.
+        entropy: -sum p ln p, in nats: from 0, all weight on one key, to ln of the
+            number of keys.
+        max_prob: the largest weight.
+        sum_p2: sum p^2, one over the effective number of keys; 1 - sum_p2 is the trace
+            of the softmax's Jacobian, which goes to 0 as the row saturates.
+    """
+
+    lse: jax.Array
+    max_logit: jax.Array
+    entropy: jax.Array
+    max_prob: jax.Array
+    sum_p2: jax.Array
+
+
+class Moments(NamedTuple):
+    """What the statistics need beside a `SoftmaxState`, relative to its maximum.
+
+    Attributes:
+        first: sum of exp(score - max) * (score - max). (..., T).
+        second: sum of exp(score - max)**2. (..., T).
+    """
+
+    first: jax.Array
+    second: jax.Array
+
+    @classmethod
+    def of_start(cls, state: SoftmaxState) -> "Moments":
+        """Those of a state that has seen no key, or a sink only."""
+        return cls(jnp.zeros_like(state.sum), state.sum)
+
+    def add(
+        self, before: SoftmaxState, after: SoftmaxState, scores: jax.Array
+    ) -> "Moments":
+        """The moments after more keys, (..., T, S), which led from state to state."""
+        shift = finite(after.max)
+        less = finite(before.max) - shift
+        old = jnp.exp(before.max - shift)
+        below = scores - shift[..., None]
+        exps = jnp.exp(below)
+        terms = jnp.where(exps > 0, exps * below, 0)
+        return Moments(
+            old * (self.first + less * before.sum) + jnp.sum(terms, axis=-1),
+            old**2 * self.second + jnp.sum(exps**2, axis=-1),
+        )
+
+    def finish(self, state: SoftmaxState) -> tuple[jax.Array, jax.Array]:
+        """Sum of p (score - max), and sum of p^2; 0 if empty."""
+        total = jnp.where(state.sum == 0, 1, state.sum)
+        return self.first / total, self.second / total**2
+
+
+def stats_of(
+    shift: jax.Array, log_sum: jax.Array, below: jax.Array, sum_p2: jax.Array
+) -> Stats:
+    """The statistics of rows, from `SoftmaxState.normalised` and `Moments.finish`."""
+    empty = jnp.isneginf(log_sum)
+    rest = (
+        jnp.where(empty, -jnp.inf, shift),
+        jnp.where(empty, 0, log_sum - below),
+        jnp.where(empty, 0, jnp.exp(-log_sum)),
+        sum_p2,
+    )
+    return Stats(shift + log_sum, *map(jax.lax.stop_gradient, rest))
+
+
+def stats_of_rows(scores: jax.Array, weights: jax.Array) -> Stats:
+    """The statistics of whole rows, (..., S) to (...), and their weights."""
+    log = jnp.log(jnp.where(weights == 0, 1, weights))
+    rest = (
+        jnp.max(scores, axis=-1, initial=-jnp.inf),
+        -jnp.sum(weights * log, axis=-1),
+        jnp.max(weights, axis=-1, initial=0),
+        jnp.sum(weights**2, axis=-1),
+    )
+    return Stats(logsumexp(scores), *map(jax.lax.stop_gradient, rest))

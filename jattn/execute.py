@@ -1,0 +1,130 @@
+"""The compiled calls: one head's algorithm over heads and batch."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jattn.algorithms import blockwise, reference
+from jattn.core.dropout import dropout_of
+from jattn.core.heads import over_heads
+from jattn.core.rules import Array
+from jattn.core.spec import AttentionSpec
+from jattn.core.stats import Stats
+from jattn.core.tile import Pairs, accumulator, scores_of_head
+
+ALGORITHMS: dict[str, Callable[..., tuple[jax.Array, jax.Array, Stats | None]]] = {
+    "reference": reference.attend,
+    "blockwise": blockwise.attend,
+}
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    pairs: Pairs,
+    dropout_rng: jax.Array | None,
+    *,
+    spec: AttentionSpec,
+) -> tuple[jax.Array, jax.Array, Stats | None]:
+    """The output, its log-sum-exp and, if the spec asks for them, its statistics."""
+    *batch, num_queries, num_heads, _ = query.shape
+    shape = (*batch, num_queries, num_heads)
+    out_dtype = query.dtype
+    query, key, value = (x.astype(spec.dtype) for x in (query, key, value))
+    pairs = _completed(pairs, dropout_rng, query, key, spec)
+    if 0 in shape or key.shape[-3] == 0:
+        out = jnp.zeros((*shape, value.shape[-1]), out_dtype)
+        return out, *_without_pairs(shape, pairs.sink, spec)
+    algorithm = functools.partial(ALGORITHMS[spec.implementation], spec=spec)
+    heads = {"K": 1, "G": 1}
+    results = over_heads(algorithm, query, (key, value), pairs, spec.align, heads)
+    out, lse, stats = jax.tree.map(
+        lambda x: x.reshape(*shape, *x.shape[len(shape) + 1 :]), results
+    )
+    if spec.empty_rows == "mean":
+        mean = jnp.repeat(jnp.mean(value, axis=-3), num_heads // value.shape[-2], -2)
+        out = jnp.where(jnp.isneginf(lse)[..., None], mean[..., None, :, :], out)
+    return out.astype(out_dtype), lse, stats
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def weigh(
+    query: jax.Array,
+    key: jax.Array,
+    pairs: Pairs,
+    dropout_rng: jax.Array | None,
+    *,
+    spec: AttentionSpec,
+) -> jax.Array:
+    """The attention weights, (*B, N, T, S)."""
+    *batch, num_queries, num_heads, _ = query.shape
+    shape = (*batch, num_heads, num_queries, key.shape[-3])
+    if 0 in shape:
+        return jnp.zeros(shape, accumulator(spec.dtype))
+    query, key = (x.astype(spec.dtype) for x in (query, key))
+    pairs = _completed(pairs, dropout_rng, query, key, spec)
+    one_head = functools.partial(reference.weights, spec=spec)
+    weights = over_heads(one_head, query, (key,), pairs, spec.align, {}).reshape(shape)
+    if spec.empty_rows == "mean":
+        empty = ~weights.any(axis=-1, keepdims=True)
+        weights = jnp.where(empty, 1 / shape[-1], weights)
+    return weights
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def score(
+    query: jax.Array, key: jax.Array, pairs: Pairs, *, spec: AttentionSpec
+) -> jax.Array:
+    """The scaled dot products, (*B, N, T, S)."""
+
+    def one_head(q: jax.Array, k: jax.Array, pairs: Pairs) -> jax.Array:
+        return scores_of_head(q, k.T, pairs.scale, spec)
+
+    *batch, num_queries, num_heads, _ = query.shape
+    shape = (*batch, num_heads, num_queries, key.shape[-3])
+    if 0 in shape:
+        return jnp.zeros(shape, accumulator(spec.dtype))
+    query, key = (x.astype(spec.dtype) for x in (query, key))
+    return over_heads(one_head, query, (key,), pairs, "start", {}).reshape(shape)
+
+
+def _completed(
+    pairs: Pairs,
+    dropout_rng: jax.Array | None,
+    query: jax.Array,
+    key: jax.Array,
+    spec: AttentionSpec,
+) -> Pairs:
+    """The rules with what is made of arrays: the sink in a wide dtype, and dropout."""
+    if pairs.sink is not None:
+        wide = pairs.sink.astype(accumulator(spec.dtype))
+        pairs = dataclasses.replace(pairs, sink=wide)
+    if spec.dropout_rate and dropout_rng is not None:
+        *batch, num_queries, num_heads, _ = query.shape
+        dropout = dropout_of(
+            spec.dropout_rate,
+            dropout_rng,
+            (*batch, num_heads),
+            num_queries,
+            key.shape[-3],
+        )
+        pairs = dataclasses.replace(pairs, dropout=dropout)
+    return pairs
+
+
+def _without_pairs(
+    shape: tuple[int, ...], sink: Array | None, spec: AttentionSpec
+) -> tuple[jax.Array, Stats | None]:
+    """What rows see, (*B, T, N), where there are no keys: a sink at most."""
+    lse = jnp.full(shape, -jnp.inf, accumulator(spec.dtype))
+    if sink is not None:
+        lse = jnp.broadcast_to(sink, shape)
+    on_sink = jnp.where(jnp.isneginf(lse), 0, 1).astype(lse.dtype)
+    rest = (lse, jnp.zeros_like(lse), on_sink, on_sink)
+    stats = Stats(lse, *map(jax.lax.stop_gradient, rest))
+    return lse, stats if spec.stats else None
