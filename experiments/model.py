@@ -19,6 +19,7 @@ import jattn.nnx
 from experiments.config import Model
 
 VOCABULARY = 256
+CAUSAL = jattn.masks.causal()
 
 
 def logit_scale(config: Model) -> float:
@@ -52,13 +53,19 @@ class Block(nnx.Module):
         self.down = nnx.Linear(config.d_ff, width, kernel_init=kernel_init, rngs=rngs)
 
     def __call__(
-        self, x: jax.Array, scale: jax.Array | float, bias: jax.Array | None = None
+        self, x: jax.Array, scale: jax.Array | float, shift: jax.Array | None = None
     ) -> jax.Array:
-        """The residual stream after this block, (B, T, d_model)."""
-        x = x + self.attention(
-            self.attention_norm(x), mask=jattn.masks.causal(), scale=scale, bias=bias
-        )
+        """The residual stream after this block, (B, T, d_model).
+
+        `shift`, (B, T, N, d_v), is added to what the heads return.
+        """
+        heads = jattn.attention(*self.project(x), mask=CAUSAL, scale=scale)
+        x = x + self.attention.out(heads if shift is None else heads + shift)
         return x + self.down(nnx.gelu(self.up(self.mlp_norm(x))))
+
+    def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The queries, keys and values of its attention, each (B, T, N, ...)."""
+        return self.attention.project(self.attention_norm(x))
 
 
 class CausalLM(nnx.Module):
@@ -84,7 +91,7 @@ class CausalLM(nnx.Module):
         tokens: jax.Array,
         *,
         scale: jax.Array | float | None = None,
-        biases: Sequence[jax.Array] | None = None,
+        shifts: Sequence[jax.Array] | None = None,
     ) -> jax.Array:
         """Predicts.
 
@@ -92,7 +99,8 @@ class CausalLM(nnx.Module):
             tokens: bytes, (B, T).
             scale: factor of the dot products, instead of the config's. As an argument
                 it is data: models that differ in it alone share one compilation.
-            biases: one for each layer, (B, N, T, T), added to its attention logits.
+            shifts: one for each layer, (B, T, N, d_v), added to what its attention
+                heads return. Their gradients are those of the heads.
 
         Returns:
             (B, T, 256).
@@ -100,21 +108,20 @@ class CausalLM(nnx.Module):
         scale = self.scale if scale is None else scale
         x = self.embed(tokens)
         for layer, block in enumerate(self.blocks):
-            x = block(x, scale, None if biases is None else biases[layer])
+            x = block(x, scale, None if shifts is None else shifts[layer])
         return self.head(self.norm(x))
 
-    def queries_and_keys(
+    def projections(
         self, tokens: jax.Array, *, scale: jax.Array | float | None = None
-    ) -> list[tuple[jax.Array, jax.Array]]:
-        """For each layer, the queries and keys it scores, (B, T, N, d_k)."""
+    ) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
+        """For each layer, the queries, keys and values of its attention."""
         scale = self.scale if scale is None else scale
         x = self.embed(tokens)
-        scored = []
+        found = []
         for block in self.blocks:
-            query, key, _ = block.attention.project(block.attention_norm(x))
-            scored.append((query, key))
+            found.append(block.project(x))
             x = block(x, scale)
-        return scored
+        return found
 
 
 def _initializers(config: Model) -> tuple[Initializer, Initializer]:

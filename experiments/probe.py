@@ -17,9 +17,8 @@ from flax import nnx
 
 import jattn
 from experiments.config import Probe
+from experiments.model import CAUSAL
 from experiments.step import next_byte_loss
-
-CAUSAL = jattn.masks.causal()
 
 
 def probe(
@@ -65,20 +64,19 @@ def _measure(
 ) -> list[dict[str, jax.Array]]:
     """For each layer, the measures of its heads, each (N,)."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    model = nnx.merge(graph, params)
-    scored = model.queries_and_keys(inputs, scale=scale)
+    vectors = nnx.merge(graph, params).projections(inputs, scale=scale)
 
-    def loss(params: Any, biases: list[jax.Array]) -> jax.Array:
-        logits = nnx.merge(graph, params)(inputs, scale=scale, biases=biases)
+    def loss(params: Any, shifts: list[jax.Array]) -> jax.Array:
+        logits = nnx.merge(graph, params)(inputs, scale=scale, shifts=shifts)
         return next_byte_loss(logits, targets)
 
-    # The gradient of a bias of zero is the gradient of the logits.
-    zeros = [jnp.zeros(_logits(q, k, scale).shape, q.dtype) for q, k in scored]
-    gradient, dlogits = jax.grad(loss, argnums=(0, 1))(params, zeros)
+    # The gradient of zeros that are added to the heads' outputs is that of the outputs.
+    zeros = [jnp.zeros_like(value) for _, _, value in vectors]
+    gradient, dheads = jax.grad(loss, argnums=(0, 1))(params, zeros)
     layers = []
-    for layer, (query, key) in enumerate(scored):
+    for layer, (query, key, value) in enumerate(vectors):
         attention = gradient["blocks"][layer]["attention"]
-        rows = _row_measures(query, key, scale, dlogits[layer], settings)
+        rows = _row_measures(query, key, value, scale, dheads[layer], settings)
         for name, projection in (("wq", "query"), ("wk", "key")):
             kernel = attention[projection]["kernel"][...]  # (D, N, d_k)
             norm = jnp.sqrt(jnp.sum(kernel**2, axis=(0, 2)))
@@ -90,42 +88,48 @@ def _measure(
 def _row_measures(
     query: jax.Array,
     key: jax.Array,
+    value: jax.Array,
     scale: jax.Array,
-    dlogits: jax.Array,
+    dheads: jax.Array,
     settings: Probe,
 ) -> dict[str, jax.Array]:
     """The measures of the rows that see two keys or more, for each head."""
-    num_queries = query.shape[1]
-    weights = jattn.attention_weights(query, key, mask=CAUSAL, scale=scale)[:, :, 1:]
-    logits = _logits(query, key, scale)[:, :, 1:]  # (B, N, T - 1, T)
-    seen = jnp.isfinite(logits)
-    keys = jnp.arange(2, num_queries + 1).reshape(1, 1, -1)
-
-    norm = jnp.sqrt(jnp.sum(dlogits[:, :, 1:] ** 2, axis=-1))
-    norm = norm * query.shape[0] * num_queries
-    some = jnp.where(weights > 0, weights, 1)
-    entropy = -jnp.sum(weights * jnp.log(some), axis=-1)
-    largest = jnp.max(weights, axis=-1)
-    mean = functools.partial(jnp.mean, axis=(0, 2), dtype=norm.dtype)
+    options: dict[str, Any] = dict(mask=CAUSAL, scale=scale)
+    stats = jattn.attention(query, key, value, stats=True, **options)[1]
+    norm = jattn.diagnostics.score_gradient_rows(query, key, value, dheads, **options)
+    stats = jax.tree.map(lambda x: x[:, 1:], stats)  # (B, T - 1, N)
+    norm = norm[:, 1:] * query.shape[0] * query.shape[1]
+    keys = jnp.arange(2, query.shape[1] + 1).reshape(1, -1, 1)
+    std, largest = _logit_measures(query, key, scale)
+    mean = functools.partial(jnp.mean, axis=(0, 1), dtype=norm.dtype)
     return {
-        "row_norm_median": jnp.median(
-            jnp.moveaxis(norm, 1, 0).reshape(norm.shape[1], -1), axis=-1
-        ),
+        "row_norm_median": jnp.median(norm.reshape(-1, norm.shape[-1]), axis=0),
         "row_norm_rms": jnp.sqrt(mean(norm**2)),
         "dead_share": mean(norm < settings.dead_below),
-        "entropy": mean(entropy / jnp.log(keys)),
-        "max_probability": mean(largest),
-        "saturated_share": mean(largest > settings.saturated_above),
-        "softmax_derivative": mean(1 - jnp.sum(weights**2, axis=-1)),
-        "logit_std": mean(jnp.std(logits, axis=-1, where=seen)),
-        "logit_max": jnp.max(jnp.abs(jnp.where(seen, logits, 0)), axis=(0, 2, 3)),
+        "entropy": mean(stats.entropy / jnp.log(keys)),
+        "max_probability": mean(stats.max_prob),
+        "saturated_share": mean(stats.max_prob > settings.saturated_above),
+        "softmax_derivative": mean(1 - stats.sum_p2),
+        "logit_std": mean(std[:, 1:]),
+        "logit_max": jnp.max(largest[:, 1:], axis=(0, 1)),
     }
 
 
-def _logits(query: jax.Array, key: jax.Array, scale: jax.Array) -> jax.Array:
-    """The logits of the pairs that are allowed, -inf elsewhere: (B, N, T, T)."""
+def _logit_measures(
+    query: jax.Array, key: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The standard deviation and the largest absolute logit of rows, (B, T, N).
+
+    Some rows at a time: memory does not grow with the square of the length.
+    """
     position = jnp.arange(query.shape[1])
-    allowed = CAUSAL.allowed(position[:, None], position[None, :])
-    return jattn.mask_scores(
-        jattn.scaled_scores(query, key, scale), allowed[None, None]
-    )
+
+    def of_row(row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        query, at = row
+        logits = jattn.scaled_scores(query[:, None], key, scale)[:, :, 0]  # (B, N, T)
+        seen = CAUSAL.allowed(at, position)[None, None]
+        largest = jnp.max(jnp.abs(logits), axis=-1, where=seen, initial=0)
+        return jnp.std(logits, axis=-1, where=seen), largest
+
+    rows = jax.lax.map(of_row, (jnp.moveaxis(query, 1, 0), position), batch_size=64)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)

@@ -6,6 +6,7 @@
 (2, 5, 4, 8)
 """
 
+from jattn import diagnostics as diagnostics
 from jattn import masks as masks
 from jattn import scores as scores
 from jattn.core.letters import leaf as leaf
@@ -16,5 +17,6 @@ from jattn.core.stats import Stats as Stats
 from jattn.dispatch import attention as attention
 from jattn.dispatch import attention_weights as attention_weights
 from jattn.dispatch import scaled_scores as scaled_scores
+from jattn.tuning import tune as tune
 
 __version__ = "0.1.0"

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jattn import execute
-from jattn.core.boundary import Sizes, check_vectors, one_of
+from jattn.algorithms.blockwise import default_block_sizes
+from jattn.core.boundary import check_vectors, one_of
 from jattn.core.rules import Array, Mask, Score
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs
@@ -76,7 +77,10 @@ def attention(
         implementation: "reference" (whole rows, O(T S) memory) or "blockwise" (O(T +
             S) memory). None takes reference where everything fits one tile of 256 x
             256 and no block sizes are given, else blockwise.
-        block_sizes: (queries, keys) of a tile of blockwise; default (256, 256).
+        block_sizes: (queries, keys) of a tile of blockwise. By default (256, 256) on a
+            CPU and (512, 512) elsewhere, with the rows shared by the N // K query heads
+            of a key head, but 64 at least. About half the width of a narrow window is
+            better; `jattn.tune` measures it.
         empty_rows: "zero", or "mean": a query without keys gets the mean of all
             values, whatever they hold, as in `jax.nn.dot_product_attention`.
         precision: of the matrix products, as in `jax.lax.dot_general`.
@@ -124,7 +128,7 @@ def attention(
             "attention: return_lse and stats must not both be True, but got both. "
             "Stats holds lse too."
         )
-    chosen, blocks = _choose(implementation, block_sizes, sizes)
+    chosen, blocks = _choose(call, implementation, block_sizes)
     spec = AttentionSpec(
         implementation=chosen,
         dtype=str(jnp.result_type(query, key, value)),
@@ -240,23 +244,34 @@ def _empty_rows(call: Call, empty_rows: str, sinks: Any) -> str:
 
 
 def _choose(
-    implementation: str | None, block_sizes: Any, sizes: Sizes
-) -> tuple[str, tuple[int, int] | None]:
+    call: Call, implementation: str | None, block_sizes: Any
+) -> tuple[str, tuple[int, int]]:
     """The name of the algorithm, and its block sizes."""
     if implementation is not None:
         one_of("attention", "implementation", implementation, tuple(execute.ALGORITHMS))
-    if block_sizes is None:
-        small = max(sizes.T, sizes.S) <= ONE_TILE
-        return implementation or ("reference" if small else "blockwise"), None
-    ints = isinstance(block_sizes, tuple) and len(block_sizes) == 2
-    if not ints or not all(type(n) is int and n > 0 for n in block_sizes):
-        raise ValueError(
-            "attention: block_sizes must be two positive ints (queries, keys), but got "
-            f"{block_sizes!r}. The default is (256, 256)."
-        )
-    if implementation == "reference":
+    if block_sizes is not None and implementation == "reference":
         raise ValueError(
             "attention: implementation='reference' has no tiles, but got "
             f"{block_sizes=}. Leave one of them out."
         )
-    return "blockwise", block_sizes
+    small = block_sizes is None and max(call.sizes.T, call.sizes.S) <= ONE_TILE
+    chosen = implementation or ("reference" if small else "blockwise")
+    return chosen, block_sizes_of(call, block_sizes)
+
+
+def block_sizes_of(call: Call, given: Any) -> tuple[int, int]:
+    """The block sizes (queries, keys) of a tile, by default those for the backend.
+
+    Raises:
+        ValueError: they are not two positive ints.
+    """
+    if given is None:
+        groups = call.sizes.N // max(call.sizes.K, 1)
+        return default_block_sizes(jax.default_backend(), groups)
+    ints = isinstance(given, tuple) and len(given) == 2
+    if not ints or not all(type(n) is int and n > 0 for n in given):
+        raise ValueError(
+            f"{call.caller}: block_sizes must be two positive ints (queries, keys), "
+            f"but got {given!r}. jattn.tune finds good ones."
+        )
+    return given

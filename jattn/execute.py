@@ -42,7 +42,7 @@ def attend(
         return out, *_without_pairs(shape, pairs.sink, spec)
     algorithm = functools.partial(ALGORITHMS[spec.implementation], spec=spec)
     heads = {"K": 1, "G": 1}
-    results = over_heads(algorithm, query, (key, value), pairs, spec.align, heads)
+    results = over_heads(algorithm, (query,), (key, value), pairs, spec.align, heads)
     out, lse, stats = jax.tree.map(
         lambda x: x.reshape(*shape, *x.shape[len(shape) + 1 :]), results
     )
@@ -69,11 +69,40 @@ def weigh(
     query, key = (x.astype(spec.dtype) for x in (query, key))
     pairs = _completed(pairs, dropout_rng, query, key, spec)
     one_head = functools.partial(reference.weights, spec=spec)
-    weights = over_heads(one_head, query, (key,), pairs, spec.align, {}).reshape(shape)
+    weights = over_heads(one_head, (query,), (key,), pairs, spec.align, {}).reshape(
+        shape
+    )
     if spec.empty_rows == "mean":
         empty = ~weights.any(axis=-1, keepdims=True)
         weights = jnp.where(empty, 1 / shape[-1], weights)
     return weights
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def score_gradient_rows(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out_gradient: jax.Array,
+    lse_gradient: jax.Array | None,
+    pairs: Pairs,
+    dropout_rng: jax.Array | None,
+    *,
+    spec: AttentionSpec,
+) -> jax.Array:
+    """The norms of dL/dlogits, (*B, T, N)."""
+    shape, wide = query.shape[:-1], accumulator(spec.dtype)
+    if 0 in shape or key.shape[-3] == 0:
+        return jnp.zeros(shape, wide)
+    query, key, value = (x.astype(spec.dtype) for x in (query, key, value))
+    pairs = _completed(pairs, dropout_rng, query, key, spec)
+    if lse_gradient is None:
+        lse_gradient = jnp.zeros(shape, wide)
+    queries = (query, out_gradient, lse_gradient[..., None])
+    one_head = functools.partial(blockwise.score_gradient_rows, spec=spec)
+    heads = {"K": 1, "G": 1}
+    rows = over_heads(one_head, queries, (key, value), pairs, spec.align, heads)
+    return jax.lax.stop_gradient(rows.reshape(shape))
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -90,7 +119,7 @@ def score(
     if 0 in shape:
         return jnp.zeros(shape, accumulator(spec.dtype))
     query, key = (x.astype(spec.dtype) for x in (query, key))
-    return over_heads(one_head, query, (key,), pairs, "start", {}).reshape(shape)
+    return over_heads(one_head, (query,), (key,), pairs, "start", {}).reshape(shape)
 
 
 def _completed(

@@ -52,7 +52,7 @@ def test_the_factor_of_the_logits_is_the_one_that_was_asked_for(scale, factor):
 
 def test_in_init_the_factor_starts_in_the_kernels_and_the_logits_are_those_of_sqrt():
     queries, scaled = (
-        model_of(scale=scale).queries_and_keys(TOKENS)[0] for scale in ("init", "sqrt")
+        model_of(scale=scale).projections(TOKENS)[0][:2] for scale in ("init", "sqrt")
     )
     logits = jnp.einsum("btnh,bsnh->bnts", *queries)
     wanted = jnp.einsum("btnh,bsnh->bnts", *scaled) * 6**-0.5
@@ -82,9 +82,10 @@ def test_lecun_kernels_have_a_std_of_one_over_sqrt_width_and_gpt2_ones_of_2_perc
             assert float(jnp.std(kernel[...])) == pytest.approx(std, rel=0.05)
 
 
-def test_a_bias_reaches_the_logits_of_its_layer_only():
+def test_a_shift_reaches_the_heads_of_its_layer():
     model = model_of()
-    zeros = [jnp.zeros((2, 3, 7, 7)) for _ in model.blocks]
-    np.testing.assert_array_equal(model(TOKENS, biases=zeros), model(TOKENS))
-    one = [zeros[0], zeros[1].at[..., 0].set(9.0)]
-    assert not np.allclose(model(TOKENS, biases=one), model(TOKENS), atol=1e-3)
+    zeros = [jnp.zeros((2, 7, 3, 5)) for _ in model.blocks]
+    np.testing.assert_array_equal(model(TOKENS, shifts=zeros), model(TOKENS))
+    one = [zeros[0], zeros[1].at[:, 3].set(9.0)]
+    changed = ~np.isclose(model(TOKENS, shifts=one), model(TOKENS), atol=1e-3)
+    assert (changed.any(axis=(0, 2)) == (np.arange(7) == 3)).all()

@@ -23,19 +23,100 @@ from jax.custom_derivatives import SymbolicZero
 from jattn.algorithms.tile_sum import Cut, cut_of, tile_sum, varying
 from jattn.algorithms.tiling import Arrays, Tiling, tiling_of
 from jattn.core.plan import Grid, Plan, make_plan
+from jattn.core.product import product
 from jattn.core.softmax import SoftmaxState
 from jattn.core.spec import AttentionSpec
 from jattn.core.stats import Moments, Stats, stats_of
 from jattn.core.tile import Pairs, accumulator, poison
 
-BLOCK_SIZES = (256, 256)
+BLOCK_SIZES = {"cpu": (256, 256), "gpu": (512, 512), "tpu": (512, 512)}
+"""(queries, keys) of a tile, by backend.
+
+For a CPU as measured; for a TPU by the compiler's own estimate of cycles, which is half
+of that of (256, 256), with as much memory; for a GPU a guess.
+"""
+
+
+def default_block_sizes(backend: str, groups: int) -> tuple[int, int]:
+    """The block sizes where none are given.
+
+    The queries of all heads that share a key head stand in one tile, so each has a part
+    of its rows.
+
+    Args:
+        backend: as `jax.default_backend()` names it.
+        groups: G, query heads a key head.
+    """
+    block_q, block_k = BLOCK_SIZES.get(backend, BLOCK_SIZES["gpu"])
+    return max(block_q // groups, 64), block_k
 
 
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, pairs: Pairs, spec: AttentionSpec
 ) -> tuple[jax.Array, jax.Array, Stats | None]:
     """Attention of one head; arguments and results as in `reference.attend`."""
-    block_q, block_k = spec.block_sizes or BLOCK_SIZES
+    out, shift, log_sum, *moments = _attend(*_tiled(q, k, v, pairs, spec))
+    stats = stats_of(shift, log_sum, *moments) if spec.stats else None
+    return out, shift + log_sum, stats
+
+
+def score_gradient_rows(
+    q: jax.Array,
+    out_gradient: jax.Array,
+    lse_gradient: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pairs: Pairs,
+    spec: AttentionSpec,
+) -> jax.Array:
+    """The norm of the gradient of the logits of every query of one head.
+
+    dL/ds = p (v dL/dout - out dL/dout + dL/dlse)
+
+    Args:
+        q: queries, (T, H).
+        out_gradient: dL/dout, (T, D).
+        lse_gradient: dL/dlse, (T, 1).
+        k: keys, (S, H).
+        v: values, (S, D).
+        pairs: as in `attend`.
+        spec: the static options.
+
+    Returns:
+        (T,).
+
+    Source: Dao et al. 2022, arXiv:2205.14135, appendix B.2.
+    """
+    tiling, others, floats, plan = _tiled(q, k, v, pairs, spec)
+    out, shift, log_sum, *_ = _attend(tiling, others, floats, plan)
+    out_gradient = out_gradient.astype(out.dtype)
+    less = jnp.sum(out * out_gradient, axis=1) - lse_gradient[:, 0]
+    lists = [others, floats, [out_gradient, *_norm(shift, log_sum), less]]
+    letters = [*tiling.other_letters, *tiling.float_letters, "TD", "T", "T", "T"]
+
+    def squares(full: bool, i: jax.Array, j: jax.Array, *tile: jax.Array) -> tuple:
+        items = iter(tile)
+        others, floats, rows = ([next(items) for _ in x] for x in lists)
+        out_gradient, shift, log_sum, less = rows
+        _, _, v_t, pairs = tiling.operands(others, floats)
+        s = tiling.logits(j, others, floats, full)
+        p = jnp.exp(s - shift[:, None] - log_sum[:, None])
+        dp = product("td,ds->ts", out_gradient, v_t, spec.dtype, spec.precision)
+        ds = p * (pairs.kept(dp) - less[:, None])
+        if not full:
+            ds = jnp.where(jnp.isneginf(s), 0, ds)
+        return (tiling.own_rows(i, jnp.sum(ds**2, axis=1)),)
+
+    arrays = [x for items in lists for x in items]
+    cuts = [cut_of(x, array) for x, array in zip(letters, arrays, strict=True)]
+    return jnp.sqrt(*tile_sum(squares, plan, tiling.grid, arrays, cuts, [Cut(0, None)]))
+
+
+def _tiled(
+    q: jax.Array, k: jax.Array, v: jax.Array, pairs: Pairs, spec: AttentionSpec
+) -> tuple[Tiling, Arrays, Arrays, Plan]:
+    """The arguments of `_attend`."""
+    block_q, block_k = spec.block_sizes or BLOCK_SIZES["cpu"]
     num_queries, num_keys = q.shape[0], k.shape[0]
     grid = Grid(
         num_queries, num_keys, min(block_q, num_queries), min(block_k, num_keys)
@@ -44,10 +125,15 @@ def attend(
     # In a narrow dtype, sums over tiles and differences of products would be rounded.
     dtype = accumulator(q.dtype)
     q, k, v = (x.astype(dtype) for x in poison(q, k, v))
-    tiling, others, floats = tiling_of(q, k, v, pairs, grid, spec)
-    out, shift, log_sum, *moments = _attend(tiling, others, floats, plan)
-    stats = stats_of(shift, log_sum, *moments) if spec.stats else None
-    return out, shift + log_sum, stats
+    return *tiling_of(q, k, v, pairs, grid, spec), plan
+
+
+def _norm(shift: jax.Array, log_sum: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What to subtract from logits to have the logarithms of weights.
+
+    Of a row without keys no tile has a weight, whatever stands here.
+    """
+    return shift, jnp.where(jnp.isneginf(log_sum), 0, log_sum)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -100,8 +186,7 @@ def _attend_jvp(tiling: Tiling, primals: tuple, tangents: tuple) -> tuple:
     out, shift, log_sum, *moments = _attend(tiling, others, floats, plan)
     moves = [not isinstance(dx, SymbolicZero) for dx in tangents[1]]
     dfloats = [dx for dx, moved in zip(tangents[1], moves, strict=True) if moved]
-    # Of a row without keys no tile has a weight, whatever stands here.
-    norm = [shift, jnp.where(jnp.isneginf(log_sum), 0, log_sum)]
+    norm = [*_norm(shift, log_sum)]
     names = tiling.float_letters
     moving = [x for x, moved in zip(names, moves, strict=True) if moved]
     lists = [others, floats, dfloats, norm]

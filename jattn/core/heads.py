@@ -14,17 +14,17 @@ from jattn.core.tile import Pairs
 
 def over_heads(
     fn: Callable[..., Any],
-    query: jax.Array,
+    queries: tuple[jax.Array, ...],
     keys: tuple[jax.Array, ...],
     pairs: Pairs,
     align: str,
     out_axes: Mapping[str, int],
 ) -> Any:
-    """Calls `fn(q, *keys, pairs)` for one head, mapped over K, G and leading axes.
+    """Calls `fn(*queries, *keys, pairs)` for one head, mapped over K, G and batch.
 
     Args:
         fn: what to do for one head.
-        query: (*B, T, N, H).
+        queries: arrays (*B, T, N, ...), the first of them (*B, T, N, H).
         keys: (key,) or (key, value), (*B, S, K, ...).
         pairs: the rules, with arrays for all heads and the whole batch.
         align: where the queries stand if `pairs` has no positions for them.
@@ -33,7 +33,7 @@ def over_heads(
     Returns:
         The results of `fn`, with the leading axes in front.
     """
-    *batch, num_queries, num_heads, head_dim = query.shape
+    *batch, num_queries, num_heads, head_dim = queries[0].shape
     num_keys, num_kv_heads = keys[0].shape[-3:-1]
     groups = (num_kv_heads, num_heads // num_kv_heads)
     if pairs.q_pos is None:
@@ -61,15 +61,20 @@ def over_heads(
             arrays[i] = arrays[i].reshape(*size[:axis], *split, *size[axis + 1 :])
         names.append(letters.replace("N", "KG"))
 
-    def one_head(q: jax.Array, *rest: Any) -> Any:
-        return fn(
-            q, *rest[: len(keys)], jax.tree.unflatten(structure, rest[len(keys) :])
-        )
+    vectors = [
+        *(x.reshape(*batch, num_queries, *groups, x.shape[-1]) for x in queries),
+        *keys,
+    ]
+    axes = ["TKGH"] * len(queries) + ["SKH"] * len(keys)
+
+    def one_head(*tile: Any) -> Any:
+        rules = jax.tree.unflatten(structure, tile[len(vectors) :])
+        return fn(*tile[: len(vectors)], rules)
 
     return lift(
         one_head,
-        [query.reshape(*batch, num_queries, *groups, head_dim), *keys, *arrays],
-        [leading + "TKGH", *(leading + x for x in ("SKH", "SKD")[: len(keys)]), *names],
+        [*vectors, *arrays],
+        [*(leading + x for x in axes), *names],
         leading + "KG",
         out_axes,
     )
