@@ -33,12 +33,16 @@ class Dense(NamedTuple):
     out: np.ndarray  # (*B, T, N, D)
     lse: np.ndarray  # (*B, T, N)
     weights: np.ndarray  # (*B, N, T, S)
+    logits: np.ndarray  # (*B, N, T, S), or S + 1 with that of a sink last
 
 
-def dense_attention(q, k, v, allowed=True, scale=None, score=lambda s: s, bias=0.0):
+def dense_attention(
+    q, k, v, allowed=True, scale=None, score=lambda s: s, bias=0.0, sinks=None
+):
     """Whole rows in float64, heads repeated, for finite vectors.
 
-    allowed and bias broadcast to (*B, N, T, S); score maps the scaled scores.
+    allowed and bias broadcast to (*B, N, T, S); score maps the scaled scores; sinks
+    are (N,).
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     groups = q.shape[-2] // k.shape[-2]
@@ -48,14 +52,17 @@ def dense_attention(q, k, v, allowed=True, scale=None, score=lambda s: s, bias=0
         scale = scale[:, None, None]
     s = score(np.einsum("...tnh,...snh->...nts", q, k) * scale)
     s = np.where(allowed, s + np.asarray(bias, np.float64), -np.inf)
+    if sinks is not None:
+        column = np.broadcast_to(np.asarray(sinks)[:, None, None], (*s.shape[:-1], 1))
+        s = np.concatenate([s, column], -1)
     top = s.max(-1, keepdims=True, initial=-np.inf)
     e = np.exp(s - np.where(np.isfinite(top), top, 0))
     total = e.sum(-1, keepdims=True)
-    weights = e / np.where(total > 0, total, 1)
+    weights = (e / np.where(total > 0, total, 1))[..., : k.shape[-3]]
     with np.errstate(divide="ignore"):
         lse = (np.where(np.isfinite(top), top, 0) + np.log(total))[..., 0]
     out = np.einsum("...nts,...snd->...tnd", weights, v)
-    return Dense(out, np.moveaxis(lse, -2, -1), weights)
+    return Dense(out, np.moveaxis(lse, -2, -1), weights, s)
 
 
 def normal(seed, *shape, dtype=np.float64):
@@ -68,8 +75,13 @@ def exact(seed, *shape):
     return np.asarray(normal(seed, *shape)).astype(jnp.bfloat16).astype(np.float64)
 
 
-def dense_jax(q, k, v, allowed=True, scale=None, score=lambda s: s, bias=None):
-    """`dense_attention` in JAX, for its derivatives: (out, lse)."""
+def dense_jax(
+    q, k, v, allowed=True, scale=None, score=lambda s: s, bias=None, sinks=None, kept=1
+):
+    """`dense_attention` in JAX, for its derivatives: (out, lse).
+
+    kept is what dropout multiplies the weights by, and broadcasts to (*B, N, T, S).
+    """
     groups = q.shape[-2] // k.shape[-2]
     k, v = jnp.repeat(k, groups, -2), jnp.repeat(v, groups, -2)
     s = jnp.einsum("...tnh,...snh->...nts", q, k)
@@ -77,6 +89,10 @@ def dense_jax(q, k, v, allowed=True, scale=None, score=lambda s: s, bias=None):
     scale = jnp.asarray(scale, s.dtype)
     s = score(s * jnp.reshape(scale, (1,) * (s.ndim - 3) + (-1, 1, 1)))
     s = jnp.where(allowed, s if bias is None else s + bias, -jnp.inf)
+    if sinks is not None:
+        column = jnp.reshape(sinks, (1,) * (s.ndim - 3) + (-1, 1, 1))
+        column = jnp.broadcast_to(column, (*s.shape[:-1], 1))
+        s = jnp.concatenate([s, column], -1)
     top = jnp.max(s, axis=-1, keepdims=True, initial=-jnp.inf)
     top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
     e = jnp.exp(s - top)
@@ -84,7 +100,8 @@ def dense_jax(q, k, v, allowed=True, scale=None, score=lambda s: s, bias=None):
     some = total > 0
     total = jnp.where(some, total, 1)
     lse = jnp.where(some, top + jnp.log(total), -jnp.inf)[..., 0]
-    out = jnp.einsum("...nts,...snd->...tnd", e / total, v)
+    weights = (e / total)[..., : k.shape[-3]] * kept
+    out = jnp.einsum("...nts,...snd->...tnd", weights, v)
     return out, jnp.swapaxes(lse, -1, -2)
 
 

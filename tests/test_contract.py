@@ -32,7 +32,8 @@ class Case(NamedTuple):
     """A call of attention, and what it means.
 
     options gives attention's keywords from the case's own arrays; allowed, score,
-    bias and scale say the same to the oracle. Floating arrays are differentiated.
+    bias, scale and sinks say the same to the oracle. Floating arrays are
+    differentiated.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Case(NamedTuple):
     score: Callable[[Any, dict], Any] = lambda s, a: s
     bias: Callable[[dict], Any] = lambda a: None
     scale: Callable[[dict], Any] = lambda a: None
+    sinks: Callable[[dict], Any] = lambda a: None
     blocks: tuple[int, int] = (4, 3)
     sizes: dict[str, Any] = {}
 
@@ -74,6 +76,7 @@ class Case(NamedTuple):
             self.scale(x),
             lambda s: self.score(s, x),
             self.bias(x),
+            self.sinks(x),
         )
 
 
@@ -143,6 +146,8 @@ LAYOUT = exact(9, DIMS.N, 4, 3) < 0.3
 CAPS = exact(11, DIMS.N) ** 2 + 0.5
 CAPS = np.asarray(jnp.asarray(CAPS, jnp.bfloat16), np.float64)
 SLOPES, TABLE, SCALES = exact(12, DIMS.N), exact(13, 3), exact(14, DIMS.N)
+SINKS = exact(19, DIMS.N)
+SINKS[1] = -np.inf
 
 
 def dense_case(axes):
@@ -351,6 +356,7 @@ _CASES = [
             ),
             bias=a["bias"],
             scale=a["scale"],
+            sinks=a["sinks"],
             query_positions="end",
         ),
         dict(
@@ -360,11 +366,13 @@ _CASES = [
             table=TABLE,
             bias=exact(18, 1, DIMS.N, DIMS.T, DIMS.S),
             scale=SCALES,
+            sinks=SINKS,
         ),
         SAME[:, None] & (j <= i + 4),
         score=lambda s, a: dense_slope(2 * jnp.tanh(s / 2), a, first=4),
         bias=lambda a: a["bias"],
         scale=lambda a: a["scale"],
+        sinks=lambda a: a["sinks"],
     ),
 ]
 CASES = {case.name: case for case in _CASES}

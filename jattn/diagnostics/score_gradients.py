@@ -78,7 +78,7 @@ def score_gradient_rows(
         ...     return jnp.sum((jattn.attention(x, x, x, mask=causal) + extra) ** 2)
         >>> out_gradient = jax.grad(loss)(jnp.zeros_like(x))
         >>> rows = score_gradient_rows(x, x, x, out_gradient, mask=causal)
-        >>> rows.shape, bool((rows[:, 0] == 0).all())  # the first query has no choice
+        >>> rows.shape, bool(rows[:, 0].max() < 1e-5)  # the first query has no choice
         ((2, 5, 4), True)
     """
     sizes = check_vectors(NAME, query, key, value)
