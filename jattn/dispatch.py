@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import execute
-from jattn.algorithms.blockwise import default_block_sizes
+from jattn.algorithms.block_sizes import default_block_sizes
 from jattn.core.boundary import check_vectors, one_of
 from jattn.core.rules import Array, Mask, Score
 from jattn.core.spec import AttentionSpec
@@ -79,8 +79,8 @@ def attention(
             256 and no block sizes are given, else blockwise.
         block_sizes: (queries, keys) of a tile of blockwise. By default (256, 256) on a
             CPU and (512, 512) elsewhere, with the rows shared by the N // K query heads
-            of a key head, but 64 at least. About half the width of a narrow window is
-            better; `jattn.tune` measures it.
+            of a key head, but 64 at least; halved, down to 128 keys, where that fits a
+            static mask better. `jattn.tune` measures what is best.
         empty_rows: "zero", or "mean": a query without keys gets the mean of all
             values, whatever they hold, as in `jax.nn.dot_product_attention`.
         precision: of the matrix products, as in `jax.lax.dot_general`.
@@ -133,6 +133,7 @@ def attention(
         implementation=chosen,
         dtype=str(jnp.result_type(query, key, value)),
         block_sizes=blocks,
+        adapt_blocks=block_sizes is None,
         empty_rows=_empty_rows(call, empty_rows, sinks),
         align=align,
         precision=precision,

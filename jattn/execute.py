@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jattn.algorithms import blockwise, reference
+from jattn.algorithms import blockwise, reference, score_gradients
 from jattn.core.dropout import dropout_of
 from jattn.core.heads import over_heads
 from jattn.core.rules import Array
@@ -69,13 +69,8 @@ def weigh(
     query, key = (x.astype(spec.dtype) for x in (query, key))
     pairs = _completed(pairs, dropout_rng, query, key, spec)
     one_head = functools.partial(reference.weights, spec=spec)
-    weights = over_heads(one_head, (query,), (key,), pairs, spec.align, {}).reshape(
-        shape
-    )
-    if spec.empty_rows == "mean":
-        empty = ~weights.any(axis=-1, keepdims=True)
-        weights = jnp.where(empty, 1 / shape[-1], weights)
-    return weights
+    weights = over_heads(one_head, (query,), (key,), pairs, spec.align, {})
+    return weights.reshape(shape)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -99,7 +94,7 @@ def score_gradient_rows(
     if lse_gradient is None:
         lse_gradient = jnp.zeros(shape, wide)
     queries = (query, out_gradient, lse_gradient[..., None])
-    one_head = functools.partial(blockwise.score_gradient_rows, spec=spec)
+    one_head = functools.partial(score_gradients.score_gradient_rows, spec=spec)
     heads = {"K": 1, "G": 1}
     rows = over_heads(one_head, queries, (key, value), pairs, spec.align, heads)
     return jax.lax.stop_gradient(rows.reshape(shape))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn.algorithms.blockwise import default_block_sizes
+from jattn.algorithms.block_sizes import default_block_sizes
 from jattn.core.boundary import check_vectors
 from jattn.dispatch import attention, block_sizes_of
 from jattn.prepare import Call
@@ -64,9 +64,9 @@ def tune(
     """
     sizes = check_vectors("tune", query, key, value)
     call = Call("tune", sizes)
-    if any(
-        isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((query, key, value))
-    ):
+    vectors = [_array(x, seed) for seed, x in enumerate((query, key, value))]
+    # Under jit, arrays that are made here are traced too.
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((vectors, options))):
         raise TypeError(
             "tune: it measures time and must be called with arrays or "
             "jax.ShapeDtypeStructs, but got traced ones. Call it outside jax.jit."
@@ -92,7 +92,6 @@ def tune(
     cut = {(min(q, sizes.T), min(k, sizes.S)): (q, k) for q, k in reversed(found)}
     if not cut:
         raise ValueError("tune: candidates must hold a pair, but got none.")
-    vectors = [_array(x, seed) for seed, x in enumerate((query, key, value))]
     runs, failures = {}, []
     for pair in reversed(cut.values()):
         attend = functools.partial(attention, block_sizes=pair, **options)

@@ -1,5 +1,6 @@
 """The front door: dtypes, what is traced when, and the whole-row functions."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from oracle import assert_close, dense_attention, exact
 
 import jattn
 from jattn import masks, scores
+from jattn.algorithms.block_sizes import default_block_sizes
+from jattn.diagnostics import score_gradient_rows
 
 DIMS = chex.Dimensions(B=2, T=5, S=7, N=6, K=3, H=4, D=8)
 
@@ -243,6 +246,60 @@ def test_small_calls_take_whole_rows_and_large_ones_tiles():
     assert names(257)
     assert names(16, block_sizes=(4, 4))
     assert not names(257, implementation="reference")
+
+
+@pytest.mark.parametrize(
+    "backend, groups, want",
+    [
+        ("cpu", 1, (256, 256)),
+        ("cpu", 2, (128, 256)),
+        ("cpu", 3, (85, 256)),
+        ("cpu", 4, (64, 256)),
+        ("cpu", 8, (64, 256)),
+        ("gpu", 1, (512, 512)),
+        ("gpu", 8, (64, 512)),
+        ("tpu", 1, (512, 512)),
+        ("tpu", 4, (128, 512)),
+        ("tpu", 64, (64, 512)),
+        ("another", 1, (512, 512)),
+        ("another", 2, (256, 512)),
+    ],
+)
+def test_query_heads_that_share_a_key_head_share_the_rows_of_a_tile(
+    backend, groups, want, monkeypatch
+):
+    assert default_block_sizes(backend, groups) == want
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    tiles = []
+    options = dict(score=counting(tiles), implementation="blockwise")
+    x = jax.ShapeDtypeStruct((1024, groups, 2), jnp.float32)
+    k = jax.ShapeDtypeStruct((1024, 1, 2), jnp.float32)
+    jax.eval_shape(functools.partial(jattn.attention, **options), x, k, k)
+    assert set(tiles) == {want}
+
+
+def test_block_sizes_are_cut_to_the_arrays_and_to_nothing_else():
+    q, k, v = vectors()
+    for given, want in (((2, 3), (2, 3)), ((99, 3), (5, 3)), ((2, 99), (2, 7))):
+        tiles = []
+        options = dict(score=counting(tiles), query_positions="start")
+        attend = functools.partial(jattn.attention, block_sizes=given, **options)
+        jax.eval_shape(attend, q, k, v)
+        assert set(tiles) == {want}
+
+
+@pytest.mark.parametrize(
+    "given", [(0, 4), (4, -1), (4.0, 4), (True, 4), [4, 4], (4,), "44", np.ones(2, int)]
+)
+def test_block_sizes_are_two_positive_ints_wherever_they_are_given(given):
+    q, k, v = vectors()
+    text = "block_sizes must be two positive ints .*but got .*jattn.tune"
+    with pytest.raises(ValueError, match=f"^attention: {text}"):
+        jattn.attention(q, k, v, block_sizes=given)
+    with pytest.raises(ValueError, match=f"^score_gradient_rows: {text}"):
+        score_gradient_rows(q, k, v, jnp.ones(DIMS["BTND"]), block_sizes=given)
+    with pytest.raises(ValueError, match=f"^tune: {text}"):
+        jattn.tune(q, k, v, candidates=[(2, 3), given])
 
 
 LIGHT_IMPORT = """

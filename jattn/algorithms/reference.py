@@ -44,10 +44,14 @@ def attend(
 
 
 def weights(q: jax.Array, k: jax.Array, pairs: Pairs, spec: AttentionSpec) -> jax.Array:
-    """The attention weights of one head: (T, H), (S, H) to (T, S)."""
+    """The weights of the values of one head: (T, H), (S, H) to (T, S)."""
     q, k, _ = poison(q, k, k)
     s = with_sink(logits(q, k.T, pairs, spec), pairs.sink)
-    return _of_keys(masked_softmax(s), pairs)
+    p = masked_softmax(s)
+    kept = _of_keys(p, pairs)
+    if spec.empty_rows == "mean":
+        kept = jnp.where(p.any(axis=1, keepdims=True), kept, 1 / kept.shape[1])
+    return kept
 
 
 def _of_keys(p: jax.Array, pairs: Pairs) -> jax.Array:

@@ -31,10 +31,13 @@ class Cut(NamedTuple):
     Attributes:
         queries: the axis that has T entries.
         keys: the axis that has S entries.
+        columns: the axis that has an entry for every column of tiles, which a tile does
+            not have: these arrays are cut already.
     """
 
-    queries: int | None
-    keys: int | None
+    queries: int | None = None
+    keys: int | None = None
+    columns: int | None = None
 
 
 def cut_of(letters: str, array: Any) -> Cut:
@@ -48,23 +51,52 @@ def cut_of(letters: str, array: Any) -> Cut:
     return Cut(axis("T"), axis("S"))
 
 
+def cut_queries(
+    arrays: Sequence[Any], cuts: Sequence[Cut], i: Any, grid: Grid
+) -> list[jax.Array]:
+    """The parts of arrays that belong to row `i` of the tiles."""
+    start = jnp.minimum(i * grid.block_q, grid.num_queries - grid.block_q)
+    return [
+        x
+        if cut.queries is None
+        else lax.dynamic_slice_in_dim(x, start, grid.block_q, cut.queries)
+        for x, cut in zip(arrays, cuts, strict=True)
+    ]
+
+
+def cut_keys(
+    arrays: Sequence[Any], cuts: Sequence[Cut], j: Any, grid: Grid
+) -> list[jax.Array]:
+    """The parts of arrays that belong to column `j` of the tiles."""
+    start = jnp.minimum(j * grid.block_k, grid.num_keys - grid.block_k)
+
+    def part(x: Any, cut: Cut) -> Any:
+        if cut.columns is not None:
+            return lax.dynamic_index_in_dim(x, j, cut.columns, keepdims=False)
+        if cut.keys is None:
+            return x
+        return lax.dynamic_slice_in_dim(x, start, grid.block_k, cut.keys)
+
+    return [part(*x) for x in zip(arrays, cuts, strict=True)]
+
+
 def tile_sum(
     body: Callable[..., Sequence[jax.Array]],
     plan: Plan,
     grid: Grid,
-    arrays: Sequence[jax.Array],
-    cuts: Sequence[Cut],
+    arrays: Any,
+    cuts: Any,
     out_cuts: Sequence[Cut],
 ) -> list[jax.Array]:
     """Sums `body` over the live tiles.
 
     Args:
-        body: `body(full, i, j, *tiles) -> results`, for the tile in row i and column j:
-            whether its verdict is FULL, and its part of every array. It closes over no
+        body: `body(full, i, j, tile) -> results`, for the tile in row i and column j:
+            whether its verdict is FULL, and its part of `arrays`. It closes over no
             array that is traced.
         plan: the live tiles.
         grid: where they lie.
-        arrays: what is cut into tiles.
+        arrays: lists of arrays that are cut into tiles.
         cuts: how, for each.
         out_cuts: how each result is put together. Where tiles overlap they are added.
 
@@ -74,8 +106,14 @@ def tile_sum(
     indices = [jnp.asarray(x) for x in (plan.columns, plan.full, plan.live)]
     # A sort forgets where its results differ.
     indices = varying(indices, indices)
-    bodies = [functools.partial(body, full) for full in (False, True)]
-    return _bind(bodies, indices, arrays, cuts, out_cuts, grid)
+    flat, structure = jax.tree.flatten(arrays)
+    flat_cuts = jax.tree.leaves(cuts, is_leaf=lambda x: isinstance(x, Cut))
+
+    def of(full: bool) -> Callable[..., Any]:
+        return lambda i, j, *x: body(full, i, j, jax.tree.unflatten(structure, x))
+
+    bodies = [of(full) for full in (False, True)]
+    return _bind(bodies, indices, flat, flat_cuts, out_cuts, grid)
 
 
 _tile_sum = Primitive("tile_sum")
@@ -94,10 +132,9 @@ def _bind(
     grid: Grid,
 ) -> list[jax.Array]:
     def first_tile(columns: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
-        j = columns[0, 0].astype(jnp.int32)
-        in_row = _cut_queries(arrays, cuts, grid.row_starts[0], grid)
-        column = jnp.asarray(grid.column_starts)[j]
-        return [jnp.int32(0), j, *_cut_keys(in_row, cuts, column, grid)]
+        i, j = jnp.int32(0), columns[0, 0].astype(jnp.int32)
+        in_row = cut_queries(arrays, cuts, i, grid)
+        return [i, j, *cut_keys(in_row, cuts, j, grid)]
 
     tile = jax.make_jaxpr(first_tile)(plan[0], *arrays).out_avals
     return _tile_sum.bind(
@@ -108,35 +145,6 @@ def _bind(
         out_cuts=tuple(out_cuts),
         grid=grid,
     )
-
-
-def _cut_queries(
-    arrays: Sequence[Any], cuts: Sequence[Cut], start: Any, grid: Grid
-) -> list[jax.Array]:
-    return [
-        x
-        if cut.queries is None
-        else lax.dynamic_slice_in_dim(x, start, grid.block_q, cut.queries)
-        for x, cut in zip(arrays, cuts, strict=True)
-    ]
-
-
-def _cut_keys(
-    arrays: Sequence[Any], cuts: Sequence[Cut], start: Any, grid: Grid
-) -> list[jax.Array]:
-    return [
-        x
-        if cut.keys is None
-        else lax.dynamic_slice_in_dim(x, start, grid.block_k, cut.keys)
-        for x, cut in zip(arrays, cuts, strict=True)
-    ]
-
-
-def _added(total: jax.Array, part: jax.Array, starts: dict) -> jax.Array:
-    """The total with a part added in its place: axis to start, others from 0 on."""
-    at = [starts.get(axis, np.int32(0)) for axis in range(total.ndim)]
-    part = part + lax.dynamic_slice(total, at, part.shape)
-    return lax.dynamic_update_slice(total, part, at)
 
 
 def _run(
@@ -150,23 +158,19 @@ def _run(
     grid: Grid,
 ) -> list[jax.Array]:
     """The loops: over rows of tiles, and over the live tiles of each."""
-    row_starts, column_starts = map(jnp.asarray, (grid.row_starts, grid.column_starts))
     # A result that stays in its place along a row is summed apart and then put there.
-    apart = [cut.keys is None for cut in out_cuts]
+    apart = [cut.keys is None and cut.columns is None for cut in out_cuts]
 
     def add_row(i: jax.Array, sums: list[jax.Array]) -> list[jax.Array]:
-        row = row_starts[i]
-        in_row = _cut_queries(arrays, cuts, row, grid)
+        i = i.astype(jnp.int32)
+        in_row = cut_queries(arrays, cuts, i, grid)
 
         def add_tile(is_full: bool, slot: jax.Array, sums: list) -> list[jax.Array]:
             j = columns[i, slot].astype(jnp.int32)
-            column = column_starts[j]
-            tile = _cut_keys(in_row, cuts, column, grid)
-            parts = jaxpr_as_fun(bodies[is_full])(i.astype(jnp.int32), j, *tile)
+            tile = cut_keys(in_row, cuts, j, grid)
+            parts = jaxpr_as_fun(bodies[is_full])(i, j, *tile)
             return [
-                x + part
-                if alone
-                else _added(x, part, {cut.queries: row, cut.keys: column})
+                x + part if alone else _added(x, part, cut, i, j, grid)
                 for x, part, cut, alone in zip(
                     sums, parts, out_cuts, apart, strict=True
                 )
@@ -180,18 +184,36 @@ def _run(
         mine = lax.fori_loop(0, full[i], functools.partial(add_tile, True), mine)
         mine = lax.fori_loop(full[i], live[i], functools.partial(add_tile, False), mine)
         return [
-            _added(x, part, {cut.queries: row}) if alone else part
+            _added(x, part, cut, i, i, grid) if alone else part
             for x, part, cut, alone in zip(sums, mine, out_cuts, apart, strict=True)
         ]
 
     def zeros(part: Any, cut: Cut) -> jax.Array:
         sizes = {cut.queries: grid.num_queries, cut.keys: grid.num_keys}
-        shape = (sizes.get(axis, n) for axis, n in enumerate(part.shape))
-        return jnp.zeros(tuple(shape), part.dtype)
+        shape = [sizes.get(axis, n) for axis, n in enumerate(part.shape)]
+        if cut.columns is not None:
+            shape.insert(cut.columns, grid.num_columns)
+        return jnp.zeros(shape, part.dtype)
 
     sums = [zeros(*x) for x in zip(bodies[0].out_avals, out_cuts, strict=True)]
     sums = varying(sums, (columns, arrays))
-    return lax.fori_loop(0, len(grid.row_starts), add_row, sums)
+    return lax.fori_loop(0, grid.num_rows, add_row, sums)
+
+
+def _added(
+    total: jax.Array, part: jax.Array, cut: Cut, i: Any, j: Any, grid: Grid
+) -> jax.Array:
+    """The total with the part of the tile in row i and column j added in its place."""
+    at: list[Any] = [np.int32(0)] * total.ndim
+    if cut.queries is not None:
+        at[cut.queries] = jnp.minimum(i * grid.block_q, grid.num_queries - grid.block_q)
+    if cut.keys is not None:
+        at[cut.keys] = jnp.minimum(j * grid.block_k, grid.num_keys - grid.block_k)
+    if cut.columns is not None:
+        at[cut.columns] = j
+        part = jnp.expand_dims(part, cut.columns)
+    part = part + lax.dynamic_slice(total, at, part.shape)
+    return lax.dynamic_update_slice(total, part, at)
 
 
 def _jvp(

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jattn.core.letters import letters_of, take_leaves
+from jattn.algorithms.tile_sum import Cut, cut_keys, cut_of, cut_queries
+from jattn.core.letters import letters_of
 from jattn.core.plan import Grid
 from jattn.core.product import product
 from jattn.core.spec import AttentionSpec
@@ -25,8 +27,8 @@ class Tiling(NamedTuple):
     Attributes:
         structure: the pytree structure of the operands.
         is_float: for each array of theirs, in which list it is.
-        float_letters: the letters of the arrays in the first list.
-        other_letters: of those in the second.
+        float_cuts: how the arrays in the first list are cut.
+        other_cuts: those in the second.
         grid: the tiles.
         spec: the static options.
         traced: `logits`, not full and full, with what they close over taken out: the
@@ -35,34 +37,34 @@ class Tiling(NamedTuple):
 
     structure: Any
     is_float: tuple[bool, ...]
-    float_letters: tuple[str, ...]
-    other_letters: tuple[str, ...]
+    float_cuts: tuple[Cut, ...]
+    other_cuts: tuple[Cut, ...]
     grid: Grid
     spec: AttentionSpec
     traced: tuple[tuple[Any, tuple[tuple[bool, int], ...]], ...] = ()
+
+    @property
+    def cuts(self) -> list[tuple[Cut, ...]]:
+        """How the arrays of the others and of the floats are cut."""
+        return [self.other_cuts, self.float_cuts]
 
     def operands(self, others: Arrays, floats: Arrays) -> tuple:
         """(q, k_t, v_t, pairs) from the two lists."""
         sources = {True: iter(floats), False: iter(others)}
         return self.structure.unflatten([next(sources[f]) for f in self.is_float])
 
-    def row(self, start: jax.Array, others: Arrays, *floats: Arrays) -> list[Arrays]:
-        """The lists' parts for the row of tiles whose first query is `start`."""
-        return self._take("T", start, self.grid.block_q, others, *floats)
-
-    def column(self, j: jax.Array, others: Arrays, *floats: Arrays) -> list[Arrays]:
-        """The lists' parts for column `j` of the tiles."""
-        last = self.grid.num_keys - self.grid.block_k
-        start = jnp.minimum(j * self.grid.block_k, last)
-        return self._take("S", start, self.grid.block_k, others, *floats)
-
-    def _take(
-        self, letter: str, start: Any, size: int, others: Arrays, *floats: Arrays
-    ) -> list[Arrays]:
-        letters = [self.other_letters, *[self.float_letters] * len(floats)]
+    def row(self, i: jax.Array, others: Arrays, floats: Arrays) -> list[Arrays]:
+        """The lists' parts for row `i` of the tiles."""
         return [
-            take_leaves(arrays, names, letter, start, size)
-            for arrays, names in zip([others, *floats], letters, strict=True)
+            cut_queries(others, self.other_cuts, i, self.grid),
+            cut_queries(floats, self.float_cuts, i, self.grid),
+        ]
+
+    def column(self, j: jax.Array, others: Arrays, floats: Arrays) -> list[Arrays]:
+        """The lists' parts for column `j` of the tiles."""
+        return [
+            cut_keys(others, self.other_cuts, j, self.grid),
+            cut_keys(floats, self.float_cuts, j, self.grid),
         ]
 
     def logits(
@@ -115,8 +117,15 @@ def tiling_of(
     spec: AttentionSpec,
 ) -> tuple[Tiling, Arrays, Arrays]:
     """The tiling of one head, and its two lists: the others and the floats."""
-    arrays, structure = jax.tree.flatten((q, k.T, v.T, pairs))
-    letters = ["TH", "HS", "DS", *letters_of(pairs)]
+    tiles = _in_tiles(k, grid), _in_tiles(v, grid)
+    arrays, structure = jax.tree.flatten((q, *tiles, pairs))
+    of_pairs = zip(letters_of(pairs), jax.tree.leaves(pairs), strict=True)
+    cuts = [
+        Cut(queries=0),
+        Cut(columns=0),
+        Cut(columns=0),
+        *(cut_of(letters, array) for letters, array in of_pairs),
+    ]
     is_float = [_is_float(x) for x in arrays]
 
     def pick(items: list, kind: bool) -> list:
@@ -125,12 +134,24 @@ def tiling_of(
     tiling = Tiling(
         structure,
         tuple(is_float),
-        tuple(pick(letters, True)),
-        tuple(pick(letters, False)),
+        tuple(pick(cuts, True)),
+        tuple(pick(cuts, False)),
         grid,
         spec,
     )
     return _without_closures(tiling, pick(arrays, False), pick(arrays, True))
+
+
+def _in_tiles(x: jax.Array, grid: Grid) -> jax.Array:
+    """Keys or values (S, H) as transposed tiles, (columns, H, block_k).
+
+    A tile in one piece of memory is read faster than the same part of (H, S).
+    """
+    if grid.shared_keys == 0:
+        tiles = x.reshape(grid.num_columns, grid.block_k, x.shape[1])
+    else:
+        tiles = x[grid.column_starts[:, None] + np.arange(grid.block_k)[None, :]]
+    return jnp.swapaxes(tiles, 1, 2)
 
 
 def _without_closures(
@@ -162,15 +183,15 @@ def _without_closures(
             lists[kind].append(const)
         traced.append((jaxpr.jaxpr, tuple(places)))
     tiling = tiling._replace(
-        float_letters=_padded(tiling.float_letters, lists[True]),
-        other_letters=_padded(tiling.other_letters, lists[False]),
+        float_cuts=_padded(tiling.float_cuts, lists[True]),
+        other_cuts=_padded(tiling.other_cuts, lists[False]),
         traced=tuple(traced),
     )
     return tiling, lists[False], lists[True]
 
 
-def _padded(letters: tuple[str, ...], arrays: Arrays) -> tuple[str, ...]:
-    return letters + ("",) * (len(arrays) - len(letters))
+def _padded(cuts: tuple[Cut, ...], arrays: Arrays) -> tuple[Cut, ...]:
+    return cuts + (Cut(),) * (len(arrays) - len(cuts))
 
 
 def _is_float(x: Any) -> bool:

@@ -35,6 +35,16 @@ class Grid(NamedTuple):
     block_k: int
 
     @property
+    def num_rows(self) -> int:
+        """How many rows of tiles there are."""
+        return -(-self.num_queries // self.block_q)
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns of tiles there are."""
+        return -(-self.num_keys // self.block_k)
+
+    @property
     def row_starts(self) -> np.ndarray:
         """The first query of every row of tiles."""
         starts = np.arange(0, self.num_queries, self.block_q, dtype=np.int32)

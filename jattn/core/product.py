@@ -64,14 +64,15 @@ def _multiply(
         precision=precision,
         preferred_element_type=jnp.promote_types(dtype, jnp.float32),
     )
-    rest = [a for a in of_x + of_y if a not in shared]
-    return jnp.transpose(result, axes("".join(batch + rest), list(of_result)))
+    return jnp.transpose(result, axes(_order(letters), list(of_result)))
 
 
 def _multiply_on_cpu(
     x: jax.Array, y: jax.Array, *, letters: str, dtype: Any, precision: Any
 ) -> jax.Array:
-    if not {"t", "s"} <= set(letters.split("->")[1]):
+    of_result = _names(letters)[2]
+    # Of what has to be transposed XLA's CPU compiler does not do every narrow product.
+    if not {"t", "s"} <= set(of_result) or _order(letters) != of_result:
         dtype = jnp.promote_types(dtype, jnp.float32)
     return _multiply(x, y, letters=letters, dtype=dtype, precision=precision)
 
@@ -117,6 +118,14 @@ def _batch(
 
 def _names(letters: str) -> list[str]:
     return letters.replace("->", ",").split(",")
+
+
+def _order(letters: str) -> str:
+    """The axes of `lax.dot_general`'s result: of both, of the first, of the second."""
+    of_x, of_y, of_result = _names(letters)
+    batch = [a for a in of_x if a in of_y and a in of_result]
+    rest = [a for a in of_x + of_y if (a in of_x) != (a in of_y)]
+    return "".join(batch + rest)
 
 
 @_product.def_abstract_eval

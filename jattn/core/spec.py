@@ -11,7 +11,8 @@ class AttentionSpec:
     Attributes:
         implementation: name of the algorithm.
         dtype: what the products of vectors multiply; their sums are wider.
-        block_sizes: (queries, keys) of a tile, or None for the algorithm's default.
+        block_sizes: (queries, keys) of a tile.
+        adapt_blocks: whether the tiles may be smaller, where that fits the mask.
         empty_rows: what a query without keys gets: "zero", or "mean" of all values.
         align: where the queries stand among the keys when no positions are given,
             "start" or "end".
@@ -22,7 +23,8 @@ class AttentionSpec:
 
     implementation: str = "reference"
     dtype: Any = "float32"
-    block_sizes: tuple[int, int] | None = None
+    block_sizes: tuple[int, int] = (256, 256)
+    adapt_blocks: bool = False
     empty_rows: str = "zero"
     align: str = "start"
     precision: Any = None

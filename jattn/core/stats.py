@@ -59,7 +59,9 @@ class Moments(NamedTuple):
         exps = jnp.exp(below)
         terms = jnp.where(exps > 0, exps * below, 0)
         return Moments(
-            old * (self.first + less * before.sum) + jnp.sum(terms, axis=-1),
+            # Where nothing old is left, `less` can have overflowed.
+            jnp.where(old == 0, 0, old * (self.first + less * before.sum))
+            + jnp.sum(terms, axis=-1),
             old**2 * self.second + jnp.sum(exps**2, axis=-1),
         )
 

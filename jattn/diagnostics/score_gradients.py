@@ -101,6 +101,7 @@ def score_gradient_rows(
         implementation="blockwise",
         dtype=str(jnp.result_type(query, key, value)),
         block_sizes=block_sizes_of(call, block_sizes),
+        adapt_blocks=block_sizes is None,
         align=align,
         precision=precision,
         dropout_rate=check_dropout(call, dropout_rate, dropout_rng),
