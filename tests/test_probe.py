@@ -84,7 +84,9 @@ def measures_of_head(s, ds, tokens_in_batch):
     }
 
 
-@pytest.mark.parametrize("scale", ["none", "sqrt"])
+@pytest.mark.parametrize(
+    "scale", ["none", pytest.param("sqrt", marks=pytest.mark.slow)]
+)
 def test_every_measure_is_that_of_a_dense_float64_model(x64, scale):
     model = dataclasses.replace(SIZES, scale=scale)
     graph, state = initialise(dataclasses.replace(CONFIG, model=model))

@@ -188,6 +188,19 @@ def _run(
             for x, part, cut, alone in zip(sums, mine, out_cuts, apart, strict=True)
         ]
 
+    sums = _zeros(columns, *arrays, parts=bodies[0].out_avals, cuts=out_cuts, grid=grid)
+    return lax.fori_loop(0, grid.num_rows, add_row, sums)
+
+
+def _zeros(
+    columns: jax.Array,
+    *arrays: jax.Array,
+    parts: Sequence[Any],
+    cuts: Sequence[Cut],
+    grid: Grid,
+) -> list[jax.Array]:
+    """The sums before anything is added."""
+
     def zeros(part: Any, cut: Cut) -> jax.Array:
         sizes = {cut.queries: grid.num_queries, cut.keys: grid.num_keys}
         shape = [sizes.get(axis, n) for axis, n in enumerate(part.shape)]
@@ -195,9 +208,8 @@ def _run(
             shape.insert(cut.columns, grid.num_columns)
         return jnp.zeros(shape, part.dtype)
 
-    sums = [zeros(*x) for x in zip(bodies[0].out_avals, out_cuts, strict=True)]
-    sums = varying(sums, (columns, arrays))
-    return lax.fori_loop(0, grid.num_rows, add_row, sums)
+    sums = [zeros(*x) for x in zip(parts, cuts, strict=True)]
+    return varying(sums, (columns, arrays))
 
 
 def _added(
@@ -333,8 +345,19 @@ def varying(start: Any, like: Any) -> Any:
 
 
 @_tile_sum.def_abstract_eval
-def _avals(*operands: Any, **how: Any) -> Sequence[Any]:
-    return jax.make_jaxpr(functools.partial(_run, **how))(*operands).out_avals
+def _avals(
+    columns: Any,
+    full: Any,
+    live: Any,
+    *arrays: Any,
+    bodies: Bodies,
+    cuts: tuple[Cut, ...],
+    out_cuts: tuple[Cut, ...],
+    grid: Grid,
+) -> Sequence[Any]:
+    # As the loops start, so they end.
+    how = dict(parts=bodies[0].out_avals, cuts=out_cuts, grid=grid)
+    return jax.make_jaxpr(functools.partial(_zeros, **how))(columns, *arrays).out_avals
 
 
 _tile_sum.def_impl(
