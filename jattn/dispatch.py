@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn import execute
 from jattn.algorithms.block_sizes import default_block_sizes
@@ -62,12 +63,13 @@ def attention(
             score rules.
         scale: factor of the dot products; a number, or an array of shape (), (1,) or
             (N,). Default 1/sqrt(H).
-        sinks: numbers, (N,): for each head the logit of one more key, which every query
-            may see and which has no value.
+        sinks: a number, or (N,): for each head the logit of one more key, which every
+            query may see and which has no value. Not with `empty_rows="mean"`.
         dropout_rate: the share of weights that are set to 0, in [0, 1); the others are
             divided by 1 - dropout_rate. Which ones follows from dropout_rng, batch row,
             head, query index and key index, by a hash (lowbias32) that is not that of
-            `jax.random`, and from nothing else: not from tiles or implementation.
+            `jax.random`, and from nothing else: not from tiles or implementation. Under
+            `jax.vmap` or `jax.shard_map` rows are counted anew, so give each its key.
         dropout_rng: a key of `jax.random`; required if dropout_rate is not 0.
         query_positions: where the queries stand: "start" (the first of them beside the
             first key), "end" (the last beside the last key), or integers that broadcast
@@ -269,10 +271,13 @@ def block_sizes_of(call: Call, given: Any) -> tuple[int, int]:
     if given is None:
         groups = call.sizes.N // max(call.sizes.K, 1)
         return default_block_sizes(jax.default_backend(), groups)
-    ints = isinstance(given, tuple) and len(given) == 2
-    if not ints or not all(type(n) is int and n > 0 for n in given):
+    pair = isinstance(given, (tuple, list)) and len(given) == 2
+    ints = pair and all(
+        isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in given
+    )
+    if not ints or min(given) < 1:
         raise ValueError(
             f"{call.caller}: block_sizes must be two positive ints (queries, keys), "
             f"but got {given!r}. jattn.tune finds good ones."
         )
-    return given
+    return int(given[0]), int(given[1])

@@ -145,10 +145,13 @@ def check_dropout(call: Call, rate: Any, rng: Any) -> float:
             f"{type(rng).__name__}{'' if dtype is None else f' of {dtype}'}. Make one "
             "with jax.random.key(seed)."
         )
-    if rng.ndim != (0 if is_key else 1):
+    raw = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
+    if rng.shape != (() if is_key else raw):
         raise ValueError(
-            f"{call.caller}: dropout_rng must be one key, but got shape {rng.shape}. "
-            "Heads and batch rows get patterns of their own from it."
+            f"{call.caller}: dropout_rng must be one key, of shape () from "
+            f"jax.random.key or {raw} from jax.random.PRNGKey, but got {rng.dtype} of "
+            f"shape {rng.shape}. Heads and batch rows get patterns of their own from "
+            "it; jax.random.wrap_key_data makes a key of another kind."
         )
     return float(rate)
 

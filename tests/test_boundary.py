@@ -170,7 +170,7 @@ WRONG_OPTIONS = [
     (dict(block_sizes=(4, -1)), ValueError, [r"\(4, -1\)", "jattn.tune"]),
     (dict(block_sizes=(True, 4)), ValueError, [r"\(True, 4\)"]),
     (dict(block_sizes=(1.5, 4)), ValueError, [r"\(1.5, 4\)"]),
-    (dict(block_sizes=[4, 4]), ValueError, [r"\[4, 4\]"]),
+    (dict(block_sizes=[4, 0]), ValueError, [r"\[4, 0\]"]),
     (dict(block_sizes=(4, 4, 4)), ValueError, [r"\(4, 4, 4\)"]),
     (dict(block_sizes=4), ValueError, ["got 4"]),
     (

@@ -24,6 +24,7 @@ CORE = [
     "rules",
     "softmax",
     "stats",
+    "varying",
     "product",
     "boundary",
     "arguments",

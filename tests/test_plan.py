@@ -199,6 +199,50 @@ def test_blockwise_runs_inside_shard_map():
         assert_close(jit(functools.partial(fn, sharded))(x), fn(attend, x))
 
 
+@pytest.mark.parametrize("options", [dict(block_sizes=(4, 4)), {}])
+def test_what_all_devices_share_in_shard_map_has_a_summed_gradient(options):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec, same = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    x = jnp.asarray(exact(2, 2, 8, 2, 4), jnp.float32)
+    shared = [jnp.asarray(exact(n, 2), jnp.float32) for n in (3, 4, 5)]
+
+    def attend(x, sinks, scale, slopes):
+        fade = jattn.scores.rule(fading, slopes, axes=["N"])
+        rules = dict(sinks=sinks, scale=scale, score=fade)
+        return jattn.attention(x, x, x, **rules, **options)
+
+    def gradient(f):
+        return jax.grad(lambda *shared: (f(x, *shared) ** 2).sum(), (0, 1, 2))
+
+    specs = (spec, same, same, same)
+    sharded = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec)
+    got = jit(gradient(sharded))(*shared)
+    for g, want in zip(got, gradient(attend)(*shared), strict=True):
+        assert_close(g, want)
+
+
+def fading(s, q_pos, k_pos, slope):
+    return s - slope * jnp.abs(q_pos - k_pos)
+
+
+def test_queries_are_sharded_beside_keys_that_all_devices_share():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec, same = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    q, k, v = (jnp.asarray(exact(n, 8, 2, 4), jnp.float32) for n in (2, 3, 4))
+
+    def attend(q, k, v):
+        return jattn.attention(q, k, v, block_sizes=(4, 4))
+
+    def gradient(f):
+        return jax.grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2))
+
+    specs = (spec, same, same)
+    sharded = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec)
+    got = jit(gradient(sharded))(q, k, v)
+    for g, want in zip(got, gradient(attend)(q, k, v), strict=True):
+        assert_close(g, want)
+
+
 @pytest.mark.parametrize("blocks", [(4, 4), None])
 def test_arrays_that_a_rule_closes_over_have_gradients(blocks):
     x = jnp.asarray(exact(3, 8, 2, 4), jnp.float32)

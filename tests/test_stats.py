@@ -280,3 +280,13 @@ def test_memory_is_linear_in_length(mode):
     small, large = temporary(2048), temporary(16384)
     assert np.log(large / small) / np.log(8) <= 1.05
     assert large < 16384**2
+
+
+@pytest.mark.parametrize("algorithm", ["reference", "blockwise"])
+@pytest.mark.parametrize("num_keys", [8, 64, 300])
+def test_every_statistic_of_a_row_that_sees_a_nan_is_nan(algorithm, num_keys):
+    q, k = (jnp.asarray(exact(n, num_keys, 1, 4), jnp.float32) for n in (1, 2))
+    k = k.at[-1].set(jnp.nan)
+    stats = jattn.attention(q, k, k, stats=True, implementation=algorithm)[1]
+    for name, x in stats._asdict().items():
+        assert jnp.isnan(x).all(), name

@@ -20,13 +20,14 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jattn.algorithms.block_sizes import plan_of
-from jattn.algorithms.tile_sum import Cut, tile_sum, varying
+from jattn.algorithms.tile_sum import Cut, tile_sum
 from jattn.algorithms.tiling import Arrays, Tiling, tiling_of
 from jattn.core.plan import Plan
 from jattn.core.softmax import SoftmaxState
 from jattn.core.spec import AttentionSpec
 from jattn.core.stats import Moments, Stats, stats_of
 from jattn.core.tile import Pairs, accumulator, poison
+from jattn.core.varying import varying
 
 
 def attend(

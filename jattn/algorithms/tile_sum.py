@@ -23,6 +23,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jattn.core.plan import Grid, Plan
+from jattn.core.varying import alike, varying
 
 
 class Cut(NamedTuple):
@@ -107,6 +108,7 @@ def tile_sum(
     # A sort forgets where its results differ.
     indices = varying(indices, indices)
     flat, structure = jax.tree.flatten(arrays)
+    flat = alike(flat)
     flat_cuts = jax.tree.leaves(cuts, is_leaf=lambda x: isinstance(x, Cut))
 
     def of(full: bool) -> Callable[..., Any]:
@@ -162,7 +164,7 @@ def _run(
     apart = [cut.keys is None and cut.columns is None for cut in out_cuts]
 
     def add_row(i: jax.Array, sums: list[jax.Array]) -> list[jax.Array]:
-        i = i.astype(jnp.int32)
+        i = jnp.asarray(i, jnp.int32)
         in_row = cut_queries(arrays, cuts, i, grid)
 
         def add_tile(is_full: bool, slot: jax.Array, sums: list) -> list[jax.Array]:
@@ -333,17 +335,6 @@ def _joined(chosen: Sequence[bool], these: Sequence, others: Sequence) -> list:
     return [next(sources[yes]) for yes in chosen]
 
 
-def varying(start: Any, like: Any) -> Any:
-    """The start of a loop, marked as different on the devices where `like` is.
-
-    Inside `jax.shard_map` the type of an array says so, and a loop must keep types. A
-    sum has the marks of all its terms; its value is not used.
-    """
-    terms = (jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(like))
-    mark = functools.reduce(jnp.add, terms)
-    return jax.tree.map(lambda x: x + jnp.zeros_like(mark, x.dtype, x.shape), start)
-
-
 @_tile_sum.def_abstract_eval
 def _avals(
     columns: Any,
@@ -360,9 +351,7 @@ def _avals(
     return jax.make_jaxpr(functools.partial(_zeros, **how))(columns, *arrays).out_avals
 
 
-_tile_sum.def_impl(
-    jax.jit(_run, static_argnames=("bodies", "cuts", "out_cuts", "grid"))
-)
+_tile_sum.def_impl(_run)
 mlir.register_lowering(_tile_sum, mlir.lower_fun(_run, multiple_results=True))
 ad.primitive_jvps[_tile_sum] = _jvp
 ad.primitive_transposes[_tile_sum] = _transpose

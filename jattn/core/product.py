@@ -17,6 +17,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jattn.core.varying import alike
+
 
 def product(
     letters: str, x: jax.Array, y: jax.Array, dtype: Any, precision: Any = None
@@ -36,7 +38,7 @@ def product(
         float32, or float64 if `dtype` is.
     """
     return _product.bind(
-        x, y, letters=letters, dtype=jnp.dtype(dtype), precision=precision
+        *alike((x, y)), letters=letters, dtype=jnp.dtype(dtype), precision=precision
     )
 
 
@@ -128,14 +130,17 @@ def _order(letters: str) -> str:
     return "".join(batch + rest)
 
 
+@_product.def_impl
+def _multiply_here(x: jax.Array, y: jax.Array, **how: Any) -> jax.Array:
+    on_cpu = jax.default_backend() == "cpu"
+    return (_multiply_on_cpu if on_cpu else _multiply)(x, y, **how)
+
+
 @_product.def_abstract_eval
 def _aval(*operands: Any, **how: Any) -> Any:
     return jax.make_jaxpr(functools.partial(_multiply, **how))(*operands).out_avals[0]
 
 
-_product.def_impl(
-    jax.jit(_product.bind, static_argnames=("letters", "dtype", "precision"))
-)
 for _platform, _lowered in ((None, _multiply), ("cpu", _multiply_on_cpu)):
     mlir.register_lowering(
         _product, mlir.lower_fun(_lowered, multiple_results=False), _platform

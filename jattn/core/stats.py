@@ -82,7 +82,7 @@ def stats_of(
         jnp.where(empty, 0, jnp.exp(-log_sum)),
         sum_p2,
     )
-    return Stats(shift + log_sum, *map(jax.lax.stop_gradient, rest))
+    return _stats(shift + log_sum, rest)
 
 
 def stats_of_rows(scores: jax.Array, weights: jax.Array) -> Stats:
@@ -94,4 +94,10 @@ def stats_of_rows(scores: jax.Array, weights: jax.Array) -> Stats:
         jnp.max(weights, axis=-1, initial=0),
         jnp.sum(weights**2, axis=-1),
     )
-    return Stats(logsumexp(scores), *map(jax.lax.stop_gradient, rest))
+    return _stats(logsumexp(scores), rest)
+
+
+def _stats(lse: jax.Array, rest: tuple[jax.Array, ...]) -> Stats:
+    # A maximum over many numbers can lose a NaN on a CPU; a sum of them does not.
+    rest = tuple(jnp.where(jnp.isnan(lse), jnp.nan, x) for x in rest)
+    return Stats(lse, *map(jax.lax.stop_gradient, rest))
