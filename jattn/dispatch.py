@@ -74,7 +74,8 @@ def attention(
         query_positions: where the queries stand: "start" (the first of them beside the
             first key), "end" (the last beside the last key), or integers that broadcast
             to (*B, T). None is "start" if T == S; otherwise it must be chosen wherever
-            a rule uses positions.
+            a rule uses positions. Integers are data, as in a rule: which tiles to visit
+            is planned while the program runs, not while it is traced.
         key_positions: integers that broadcast to (*B, S); default 0 to S - 1.
         implementation: "reference" (whole rows, O(T S) memory) or "blockwise" (O(T +
             S) memory). None takes reference where everything fits one tile of 256 x
@@ -199,7 +200,7 @@ def attention_weights(
         precision=precision,
         dropout_rate=check_dropout(call, dropout_rate, dropout_rng),
     )
-    return execute.weigh(query, key, pairs, dropout_rng, spec=spec)
+    return execute.weights(query, key, pairs, dropout_rng, spec=spec)
 
 
 def scaled_scores(

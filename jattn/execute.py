@@ -53,7 +53,7 @@ def attend(
 
 
 @functools.partial(jax.jit, static_argnames="spec")
-def weigh(
+def weights(
     query: jax.Array,
     key: jax.Array,
     pairs: Pairs,
@@ -69,8 +69,8 @@ def weigh(
     query, key = (x.astype(spec.dtype) for x in (query, key))
     pairs = _completed(pairs, dropout_rng, query, key, spec)
     one_head = functools.partial(reference.weights, spec=spec)
-    weights = over_heads(one_head, (query,), (key,), pairs, spec.align, {})
-    return weights.reshape(shape)
+    result = over_heads(one_head, (query,), (key,), pairs, spec.align, {})
+    return result.reshape(shape)
 
 
 @functools.partial(jax.jit, static_argnames="spec")

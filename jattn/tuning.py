@@ -54,7 +54,7 @@ def tune(
         ValueError: there is no candidate, or one is not a pair of positive ints, or
             `attention` refuses the arguments.
         TypeError: it was called while tracing, as under `jax.jit`.
-        ExceptionGroup: no candidate ran.
+        ExceptionGroup: no candidate fits into memory; others are passed over.
 
     Example:
         >>> import jax, jattn
@@ -97,7 +97,9 @@ def tune(
         attend = functools.partial(attention, block_sizes=pair, **options)
         try:
             runs[pair] = _compiled(attend, vectors, backward)
-        except jax.errors.JaxRuntimeError as error:  # too large for the device
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
             failures.append(error)
     if not runs:
         raise ExceptionGroup("tune: no candidate ran.", failures)

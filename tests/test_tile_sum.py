@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracle import assert_close, exact, jit
 
+import jattn
 from jattn.algorithms.tile_sum import Cut, cut_of, tile_sum
 from jattn.core.plan import Grid, Plan
 from jattn.core.rules import EMPTY, FULL, PARTIAL
@@ -39,7 +40,7 @@ def plan_of(verdicts, slots=None):
     ordered = np.take_along_axis(verdicts, columns, axis=1)
     full, live = (ordered == FULL).sum(1), (ordered != EMPTY).sum(1)
     slots = max(1, live.max()) if slots is None else slots
-    return Plan(columns[:, :slots], ordered[:, :slots], full, live)
+    return Plan(columns[:, :slots], full, live)
 
 
 def ours(*arrays, plan=None, grid=OVERLAPPING):
@@ -199,10 +200,29 @@ def test_it_may_be_mapped_within_a_derivative(x64):
     assert_all_close(got, want)
 
 
-def test_one_plan_must_serve_a_whole_batch():
-    plan = jax.tree.map(lambda x: jnp.asarray(x)[None], plan_of(VERDICTS))
-    with pytest.raises(NotImplementedError, match="one plan"):
-        jax.vmap(lambda plan: ours(*arrays(), plan=plan))(plan)
+def test_each_of_a_batch_can_have_a_plan_of_its_own():
+    plans = [plan_of(v, VERDICTS.shape[1]) for v in (VERDICTS, VERDICTS[::-1])]
+    stacked = jax.tree.map(lambda *x: jnp.stack(list(map(jnp.asarray, x))), *plans)
+    got = jit(jax.vmap(lambda plan: ours(*arrays(), plan=plan)))(stacked)
+    for n, plan in enumerate(plans):
+        for x, want in zip(got, ours(*arrays(), plan=plan), strict=True):
+            assert_close(x[n], want)
+
+
+def test_a_branch_that_differs_in_a_batch_has_its_gradient():
+    x = jnp.asarray(exact(3, 3, 8, 1, 4), jnp.float32)
+
+    def loss(x, yes):
+        def attend(x):
+            mask = jattn.masks.causal()
+            return jattn.attention(x, x, x, mask=mask, block_sizes=(4, 4))
+
+        return (jax.lax.cond(yes, attend, lambda x: 2 * x, x) ** 2).sum()
+
+    yes = jnp.array([True, False, True])
+    got = jit(jax.vmap(jax.grad(loss)))(x, yes)
+    for n in range(3):
+        assert_close(got[n], jax.grad(loss)(x[n], yes[n]))
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["static", "traced"])

@@ -197,7 +197,7 @@ def test_candidates_take_turns_three_times_or_as_often_as_wanted(timed):
 def failing(attend, vectors, backward, kind=jax.errors.JaxRuntimeError, only=None):
     pair = attend.keywords["block_sizes"]
     if only in (None, pair):
-        raise kind(f"no memory for {pair}")
+        raise kind(f"RESOURCE_EXHAUSTED: no memory for {pair}")
     return lambda: None
 
 
@@ -211,7 +211,7 @@ def test_if_none_runs_the_reasons_are_raised_together(monkeypatch):
     with pytest.raises(ExceptionGroup, match="tune: no candidate ran") as error:
         tune(*shapes(), candidates=[A, B])
     reasons = [str(reason) for reason in error.value.exceptions]
-    assert reasons == [f"no memory for {pair}" for pair in (A, B)]
+    assert reasons == [f"RESOURCE_EXHAUSTED: no memory for {pair}" for pair in (A, B)]
 
 
 def test_a_mistake_is_no_candidate_that_does_not_run(monkeypatch):

@@ -65,7 +65,7 @@ def attend_tiles(
     moments = Moments.of_start(state) if tiling.spec.stats else None
 
     def row(x: tuple) -> tuple[jax.Array, ...]:
-        i, (columns, _, full, live) = x
+        i, (columns, full, live) = x
         in_row = tiling.row(i, others, floats)
 
         def add_tile(full: bool, slot: jax.Array, before: tuple) -> tuple:
@@ -89,7 +89,7 @@ def attend_tiles(
     return jax.tree.map(tiling.join, rows)
 
 
-def to_weights(shift: jax.Array, log_sum: jax.Array) -> list[jax.Array]:
+def normaliser(shift: jax.Array, log_sum: jax.Array) -> list[jax.Array]:
     """What to subtract from the logits of rows for the logarithms of their weights.
 
     Of a row without keys no tile has a weight, whatever stands here.
@@ -107,7 +107,7 @@ def _attend_jvp(tiling: Tiling, primals: tuple, tangents: tuple) -> tuple:
     others, floats, plan = primals
     out, shift, log_sum, *moments = attend_tiles(tiling, others, floats, plan)
     moves = [not isinstance(dx, SymbolicZero) for dx in tangents[1]]
-    norm = to_weights(shift, log_sum)
+    norm = normaliser(shift, log_sum)
     rows = Cut(queries=0)
     acc, dlog_sum = tile_sum(
         functools.partial(_tile_tangent, tiling, moves),

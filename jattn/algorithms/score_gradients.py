@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jattn.algorithms.blockwise import attend_tiles, tiled, to_weights
+from jattn.algorithms.blockwise import attend_tiles, normaliser, tiled
 from jattn.algorithms.tile_sum import Cut, tile_sum
 from jattn.algorithms.tiling import Arrays
 from jattn.core.product import product
@@ -55,7 +55,7 @@ def score_gradient_rows(
         ds = ds if full else jnp.where(jnp.isneginf(s), 0, ds)
         return (tiling.own_rows(i, jnp.sum(ds**2, axis=1)),)
 
-    of_rows = [out_gradient, less, *to_weights(shift, log_sum)]
+    of_rows = [out_gradient, less, *normaliser(shift, log_sum)]
     rows = Cut(queries=0)
     (total,) = tile_sum(
         squares,

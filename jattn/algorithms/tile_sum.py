@@ -56,7 +56,7 @@ def cut_queries(
     arrays: Sequence[Any], cuts: Sequence[Cut], i: Any, grid: Grid
 ) -> list[jax.Array]:
     """The parts of arrays that belong to row `i` of the tiles."""
-    start = jnp.minimum(i * grid.block_q, grid.num_queries - grid.block_q)
+    start = grid.row_start(i)
     return [
         x
         if cut.queries is None
@@ -69,7 +69,7 @@ def cut_keys(
     arrays: Sequence[Any], cuts: Sequence[Cut], j: Any, grid: Grid
 ) -> list[jax.Array]:
     """The parts of arrays that belong to column `j` of the tiles."""
-    start = jnp.minimum(j * grid.block_k, grid.num_keys - grid.block_k)
+    start = grid.column_start(j)
 
     def part(x: Any, cut: Cut) -> Any:
         if cut.columns is not None:
@@ -220,9 +220,9 @@ def _added(
     """The total with the part of the tile in row i and column j added in its place."""
     at: list[Any] = [np.int32(0)] * total.ndim
     if cut.queries is not None:
-        at[cut.queries] = jnp.minimum(i * grid.block_q, grid.num_queries - grid.block_q)
+        at[cut.queries] = grid.row_start(i)
     if cut.keys is not None:
-        at[cut.keys] = jnp.minimum(j * grid.block_k, grid.num_keys - grid.block_k)
+        at[cut.keys] = grid.column_start(j)
     if cut.columns is not None:
         at[cut.columns] = j
         part = jnp.expand_dims(part, cut.columns)
@@ -298,7 +298,8 @@ def _batch(
     operands: Sequence, axes: Sequence, *, bodies: Bodies, **how: Any
 ) -> tuple[list, list]:
     if any(axis is not None for axis in axes[:_PLAN]):
-        raise NotImplementedError("tile_sum: one plan must serve the whole batch.")
+        out = _one_by_one(operands, axes, bodies=bodies, **how)
+        return out, [0] * len(out)
     axes = axes[_PLAN:]
     arrays = [
         x if axis is None else jnp.moveaxis(x, axis, 0)
@@ -316,6 +317,19 @@ def _batch(
     batched = [jax.vmap(jaxpr_as_fun(body), in_axes, axis_size=size) for body in bodies]
     out = _bind(batched, operands[:_PLAN], arrays, **how)
     return out, [0] * len(out)
+
+
+def _one_by_one(operands: Sequence, axes: Sequence, **how: Any) -> list:
+    """A batch in which each has a plan of its own, as after `lax.cond`, in a loop."""
+    mapped = [axis is not None for axis in axes]
+    moving, rest = _split(mapped, operands)
+    places, _ = _split(mapped, axes)
+    moving = [jnp.moveaxis(x, axis, 0) for x, axis in zip(moving, places, strict=True)]
+
+    def one(moving: list) -> list:
+        return _tile_sum.bind(*_joined(mapped, moving, rest), **how)
+
+    return lax.map(one, moving)
 
 
 def _shifted(cut: Cut) -> Cut:

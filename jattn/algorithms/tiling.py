@@ -97,13 +97,13 @@ class Tiling(NamedTuple):
         grid = self.grid
         if grid.shared_queries == 0:
             return x
-        shared = jnp.where(i == len(grid.row_starts) - 1, grid.shared_queries, 0)
+        shared = jnp.where(i == grid.num_rows - 1, grid.shared_queries, 0)
         mine = jnp.arange(grid.block_q) >= shared
         return jnp.where(mine.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
 
     def join(self, x: jax.Array) -> jax.Array:
         """The rows of tiles (rows, block_q, ...) as rows (T, ...)."""
-        shared = x.shape[0] * self.grid.block_q - self.grid.num_queries
+        shared = self.grid.shared_queries
         whole = x[:-1].reshape((x.shape[0] - 1) * x.shape[1], *x.shape[2:])
         return jnp.concatenate([whole, x[-1, shared:]])
 

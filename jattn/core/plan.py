@@ -44,16 +44,24 @@ class Grid(NamedTuple):
         """How many columns of tiles there are."""
         return -(-self.num_keys // self.block_k)
 
+    def row_start(self, i: Any) -> Any:
+        """The first query of row `i` of the tiles."""
+        return jnp.minimum(i * self.block_q, self.num_queries - self.block_q)
+
+    def column_start(self, j: Any) -> Any:
+        """The first key of column `j` of the tiles."""
+        return jnp.minimum(j * self.block_k, self.num_keys - self.block_k)
+
     @property
     def row_starts(self) -> np.ndarray:
         """The first query of every row of tiles."""
-        starts = np.arange(0, self.num_queries, self.block_q, dtype=np.int32)
+        starts = np.arange(self.num_rows, dtype=np.int32) * np.int32(self.block_q)
         return np.minimum(starts, self.num_queries - self.block_q)
 
     @property
     def column_starts(self) -> np.ndarray:
         """The first key of every column of tiles."""
-        starts = np.arange(0, self.num_keys, self.block_k, dtype=np.int32)
+        starts = np.arange(self.num_columns, dtype=np.int32) * np.int32(self.block_k)
         return np.minimum(starts, self.num_keys - self.block_k)
 
     @property
@@ -72,13 +80,11 @@ class Plan(NamedTuple):
 
     Attributes:
         columns: (rows, slots), which column of tiles stands in a slot.
-        verdicts: (rows, slots), its verdict; EMPTY in slots that are left over.
         full: (rows,), how many slots are FULL.
         live: (rows,), how many are not EMPTY.
     """
 
     columns: Array
-    verdicts: Array
     full: Array
     live: Array
 
@@ -93,18 +99,16 @@ def make_plan(pairs: Pairs, grid: Grid) -> Plan:
         last = np.arange(verdicts.shape[1]) == verdicts.shape[1] - 1
         verdicts = xp.where(last[None, :], xp.minimum(verdicts, PARTIAL), verdicts)
     columns = xp.argsort(-verdicts, axis=1, stable=True).astype(np.int32)
-    verdicts = xp.take_along_axis(verdicts, columns, axis=1)
     full = (verdicts == FULL).sum(axis=1)
     live = (verdicts != EMPTY).sum(axis=1)
     if xp is np:
-        slots = max(1, live.max())
-        columns, verdicts = columns[:, :slots], verdicts[:, :slots]
-    return Plan(columns, verdicts, full, live)
+        columns = columns[:, : max(1, live.max())]
+    return Plan(columns, full, live)
 
 
 def _static_verdicts(pairs: Pairs, grid: Grid) -> np.ndarray | None:
     """The verdicts (rows, columns) in numpy, or None if they depend on data."""
-    shape = len(grid.row_starts), len(grid.column_starts)
+    shape = grid.num_rows, grid.num_columns
     mask, q_pos, k_pos = pairs.mask, pairs.q_pos, pairs.k_pos
     if mask is None:
         return np.full(shape, FULL, np.int32)

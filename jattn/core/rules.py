@@ -30,7 +30,7 @@ Array: TypeAlias = jax.Array | np.ndarray
 
 
 def as_array(value: Any) -> Array:
-    """JAX arrays as they are, anything else as a numpy array, which stays static."""
+    """JAX arrays as they are, anything else in numpy, which starts no backend."""
     return value if isinstance(value, jax.Array) else np.asarray(value)
 
 
@@ -145,7 +145,8 @@ class Score(Rule):
 
 def verdict_of(some: Any, every: Any) -> Any:
     """The verdict from "some pair may be allowed" and "every pair is allowed"."""
-    return 1 * some + 1 * every
+    xp = _numpy_of(some, every)
+    return xp.where(every, FULL, xp.where(some, PARTIAL, EMPTY))
 
 
 class And(Mask):

@@ -161,11 +161,7 @@ class SoftmaxState(NamedTuple):
         """
         row_max = jnp.maximum(self.max, jnp.max(scores, axis=-1, initial=-jnp.inf))
         shift = finite(row_max)
-        # No score is above the maximum; saying so keeps a compiler from contracting a
-        # product in the score with the subtraction, after which the largest weight
-        # would differ from 1 by the rounding of a large score.
-        scores = jnp.where(scores > shift[..., None], shift[..., None], scores)
-        exps = jnp.exp(scores - shift[..., None])
+        exps = jnp.exp(below(scores, shift))
         old = jnp.exp(self.max - shift)
         return SoftmaxState(
             row_max,
@@ -202,6 +198,17 @@ class SoftmaxState(NamedTuple):
         """
         total = jnp.where(self.sum == 0, 1, self.sum)
         return self.acc / total[..., None], finite(self.max), _log(self.sum)
+
+
+def below(scores: jax.Array, shift: jax.Array) -> jax.Array:
+    """Scores (..., T, S) less the maximum of their row, (..., T): never above 0.
+
+    No score is above the maximum; saying so keeps a compiler from contracting a product
+    in the score with the subtraction, after which the largest weight would differ from
+    1 by the rounding of a large score.
+    """
+    shift = shift[..., None]
+    return jnp.where(scores > shift, shift, scores) - shift
 
 
 def finite(row_max: jax.Array) -> jax.Array:

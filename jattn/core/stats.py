@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jattn.core.softmax import SoftmaxState, finite, logsumexp
+from jattn.core.softmax import SoftmaxState, below, finite, logsumexp
 
 
 class Stats(NamedTuple):
@@ -55,9 +55,9 @@ class Moments(NamedTuple):
         shift = finite(after.max)
         less = finite(before.max) - shift
         old = jnp.exp(before.max - shift)
-        below = scores - shift[..., None]
-        exps = jnp.exp(below)
-        terms = jnp.where(exps > 0, exps * below, 0)
+        less_than_max = below(scores, shift)
+        exps = jnp.exp(less_than_max)
+        terms = jnp.where(exps > 0, exps * less_than_max, 0)
         return Moments(
             # Where nothing old is left, `less` can have overflowed.
             jnp.where(old == 0, 0, old * (self.first + less * before.sum))
@@ -72,13 +72,13 @@ class Moments(NamedTuple):
 
 
 def stats_of(
-    shift: jax.Array, log_sum: jax.Array, below: jax.Array, sum_p2: jax.Array
+    shift: jax.Array, log_sum: jax.Array, mean: jax.Array, sum_p2: jax.Array
 ) -> Stats:
     """The statistics of rows, from `SoftmaxState.normalised` and `Moments.finish`."""
     empty = jnp.isneginf(log_sum)
     rest = (
         jnp.where(empty, -jnp.inf, shift),
-        jnp.where(empty, 0, log_sum - below),
+        jnp.where(empty, 0, log_sum - mean),
         jnp.where(empty, 0, jnp.exp(-log_sum)),
         sum_p2,
     )

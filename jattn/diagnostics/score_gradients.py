@@ -36,7 +36,7 @@ def score_gradient_rows(
 ) -> jax.Array:
     """The norm of the gradient of a loss with respect to the logits of each query.
 
-        |dL/ds|   with   dL/ds = p (v dL/dout - out dL/dout)
+        |dL/ds|   with   dL/ds = p (v dL/dout - out dL/dout + dL/dlse)
 
     It is 0 for a query whose softmax is saturated: no gradient reaches the projections
     of queries and keys from there, however large the gradients of others are. Memory is
@@ -53,7 +53,7 @@ def score_gradient_rows(
         score: a rule or a tuple of them.
         bias: (*B, N, T, S), each axis full or 1.
         scale: a number or (N,).
-        sinks: (N,).
+        sinks: a number or (N,).
         dropout_rate: in [0, 1).
         dropout_rng: the very key that was given to `attention`.
         query_positions: "start", "end" or integers.
