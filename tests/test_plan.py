@@ -218,6 +218,22 @@ def test_what_all_devices_share_in_shard_map_has_a_summed_gradient(options):
         assert_close(g, want)
 
 
+def test_gradients_of_arrays_on_a_mesh_with_explicit_axes():
+    explicit = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=explicit)
+    spec = jax.sharding.PartitionSpec("data", None, "model")
+    x = jnp.asarray(exact(2, 4, 10, 2, 4), jnp.float32)
+
+    def loss(x):
+        y = jattn.attention(x, x, x, mask=masks.causal(), block_sizes=(4, 4))
+        return (y**2).sum()
+
+    with jax.set_mesh(mesh):
+        there = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+        got = jit(jax.grad(loss))(there)
+    assert_close(got, jax.grad(loss)(x))
+
+
 def fading(s, q_pos, k_pos, slope):
     return s - slope * jnp.abs(q_pos - k_pos)
 

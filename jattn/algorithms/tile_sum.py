@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jattn.core.plan import Grid, Plan
 from jattn.core.varying import alike, varying
@@ -179,7 +180,7 @@ def _run(
             ]
 
         mine = [
-            jnp.zeros(part.shape, part.dtype) if alone else x
+            _zeros_like(part) if alone else x
             for x, part, alone in zip(sums, bodies[0].out_avals, apart, strict=True)
         ]
         mine = varying(mine, (columns, arrays))
@@ -206,12 +207,35 @@ def _zeros(
     def zeros(part: Any, cut: Cut) -> jax.Array:
         sizes = {cut.queries: grid.num_queries, cut.keys: grid.num_keys}
         shape = [sizes.get(axis, n) for axis, n in enumerate(part.shape)]
+        names = [*part.sharding.spec]
         if cut.columns is not None:
             shape.insert(cut.columns, grid.num_columns)
-        return jnp.zeros(shape, part.dtype)
+            names.insert(cut.columns, None)
+        return _zeros_like(part, tuple(shape), names)
 
     sums = [zeros(*x) for x in zip(parts, cuts, strict=True)]
     return varying(sums, (columns, arrays))
+
+
+def _zeros_like(
+    part: Any, shape: tuple[int, ...] | None = None, names: Sequence | None = None
+) -> jax.Array:
+    """Zeros of the type of a part, which has a sharding if a mesh has explicit axes.
+
+    Args:
+        part: the type of an array.
+        shape: another shape than that of the part.
+        names: the mesh axes along which it is sharded, if it has another shape.
+    """
+    mesh, spec = part.sharding.mesh, part.sharding.spec
+    if names is not None:
+        spec = PartitionSpec(*names)
+    return lax.full(
+        part.shape if shape is None else shape,
+        0,
+        part.dtype,
+        sharding=None if mesh.empty else NamedSharding(mesh, spec),
+    )
 
 
 def _added(
@@ -277,7 +301,7 @@ def _transpose(
 
             # As it is linear in these, the derivative is the same anywhere.
             avals = _split(linear, body.in_avals[2:])[0]
-            zeros = [jnp.zeros(x.shape, x.dtype) for x in avals]
+            zeros = [_zeros_like(x) for x in avals]
             return jax.vjp(of_linear, *varying(zeros, tiles))[1](list(cotangents))
 
         return transpose
