@@ -386,7 +386,7 @@ WRONG = [
     (dict(dropout_rate=0.5), ValueError, "needs dropout_rng"),
     (dict(dropout_rate=1.0, dropout_rng=RNG), ValueError, r"\[0, 1\), but got 1.0"),
     (dict(block_sizes=(0, 4)), ValueError, r"two positive ints.*\(0, 4\)"),
-    (dict(block_sizes=[4, 4]), ValueError, r"two positive ints.*\[4, 4\]"),
+    (dict(block_sizes=[4, 0]), ValueError, r"two positive ints.*\[4, 0\]"),
     (dict(query_positions="middle"), ValueError, "'start', 'end'.*'middle'"),
 ]
 

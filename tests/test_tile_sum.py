@@ -9,7 +9,8 @@ import pytest
 from oracle import assert_close, exact, jit
 
 import jattn
-from jattn.algorithms.tile_sum import Cut, cut_of, tile_sum
+from jattn.algorithms.cuts import Cut, cut_of
+from jattn.algorithms.tile_sum import tile_sum
 from jattn.core.plan import Grid, Plan
 from jattn.core.rules import EMPTY, FULL, PARTIAL
 

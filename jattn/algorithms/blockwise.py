@@ -20,7 +20,8 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jattn.algorithms.block_sizes import plan_of
-from jattn.algorithms.tile_sum import Cut, tile_sum
+from jattn.algorithms.cuts import Cut
+from jattn.algorithms.tile_sum import tile_sum
 from jattn.algorithms.tiling import Arrays, Tiling, tiling_of
 from jattn.core.plan import Plan
 from jattn.core.softmax import SoftmaxState

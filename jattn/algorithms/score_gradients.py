@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from jattn.algorithms.blockwise import attend_tiles, normaliser, tiled
-from jattn.algorithms.tile_sum import Cut, tile_sum
+from jattn.algorithms.cuts import Cut
+from jattn.algorithms.tile_sum import tile_sum
 from jattn.algorithms.tiling import Arrays
 from jattn.core.product import product
 from jattn.core.spec import AttentionSpec

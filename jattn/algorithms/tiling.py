@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.algorithms.tile_sum import Cut, cut_keys, cut_of, cut_queries
+from jattn.algorithms.cuts import Cut, cut_keys, cut_of, cut_queries
 from jattn.core.letters import letters_of
 from jattn.core.plan import Grid
 from jattn.core.product import product
