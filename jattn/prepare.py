@@ -145,8 +145,10 @@ def check_dropout(call: Call, rate: Any, rng: Any) -> float:
             f"{type(rng).__name__}{'' if dtype is None else f' of {dtype}'}. Make one "
             "with jax.random.key(seed)."
         )
+    if is_key and rng.shape == ():  # the usual case, in which nothing is traced
+        return float(rate)
     raw = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
-    if rng.shape != (() if is_key else raw):
+    if is_key or rng.shape != raw:
         raise ValueError(
             f"{call.caller}: dropout_rng must be one key, of shape () from "
             f"jax.random.key or {raw} from jax.random.PRNGKey, but got {rng.dtype} of "

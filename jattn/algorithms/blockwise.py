@@ -11,7 +11,6 @@ arXiv:2307.08691, section 3.1 (weights recomputed from the log-sum-exp).
 """
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jattn.algorithms.block_sizes import plan_of
 from jattn.algorithms.cuts import Cut
+from jattn.algorithms.partition import merge, partition
 from jattn.algorithms.tile_sum import tile_sum
 from jattn.algorithms.tiling import Arrays, Tiling, tiling_of
 from jattn.core.plan import Plan
@@ -108,14 +108,16 @@ def _attend_jvp(tiling: Tiling, primals: tuple, tangents: tuple) -> tuple:
     others, floats, plan = primals
     out, shift, log_sum, *moments = attend_tiles(tiling, others, floats, plan)
     moves = [not isinstance(dx, SymbolicZero) for dx in tangents[1]]
+    dfloats, _ = partition(moves, tangents[1])
+    moving_cuts, _ = partition(moves, tiling.float_cuts)
     norm = normaliser(shift, log_sum)
     rows = Cut(queries=0)
     acc, dlog_sum = tile_sum(
         functools.partial(_tile_tangent, tiling, moves),
         plan,
         tiling.grid,
-        [others, floats, _chosen(moves, tangents[1]), norm],
-        [*tiling.cuts, _chosen(moves, tiling.float_cuts), [rows, rows]],
+        [others, floats, dfloats, norm],
+        [*tiling.cuts, moving_cuts, [rows, rows]],
         [rows, rows],
     )
     sink = tiling.operands(others, floats)[3].sink
@@ -137,14 +139,14 @@ def _tile_tangent(
 ) -> tuple[jax.Array, jax.Array]:
     """A tile's part of p ds v + p dv, (T, D), and of sum p ds, (T,)."""
     others, floats, dfloats, (shift, log_sum) = tile
+    moving, rest = partition(moves, floats)
 
     def of_moving(moving: Arrays) -> tuple[jax.Array, jax.Array]:
-        new = iter(moving)
-        merged = [next(new) if yes else x for x, yes in zip(floats, moves, strict=True)]
+        merged = merge(moves, moving, rest)
         s = tiling.logits(j, others, merged, full)
         return s, tiling.operands(others, merged)[2]
 
-    (s, v_t), (ds, dv_t) = jax.jvp(of_moving, (_chosen(moves, floats),), (dfloats,))
+    (s, v_t), (ds, dv_t) = jax.jvp(of_moving, (moving,), (dfloats,))
     p = jnp.exp(s - shift[:, None] - log_sum[:, None])
     pds = p * ds
     if not full:
@@ -158,7 +160,3 @@ def _tile_tangent(
         # the weights reaches the others without it, and d log_sum carries it on.
         acc = jnp.where(jnp.isnan(shift)[:, None], 0, acc)
     return tiling.own_rows(i, acc), tiling.own_rows(i, jnp.sum(pds, axis=-1))
-
-
-def _chosen(chosen: list[bool], items: Sequence) -> list:
-    return [x for x, yes in zip(items, chosen, strict=True) if yes]

@@ -24,6 +24,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jattn.algorithms.cuts import Cut, cut_keys, cut_queries
+from jattn.algorithms.partition import merge, partition
 from jattn.core.plan import Grid, Plan
 from jattn.core.varying import alike, varying
 
@@ -209,18 +210,18 @@ def _jvp(
     def tangent_of(body: ClosedJaxpr) -> Callable[..., Any]:
         def tangent(i: jax.Array, j: jax.Array, *tiles: jax.Array) -> list[jax.Array]:
             tile, dots = tiles[: len(arrays)], tiles[len(arrays) :]
-            moving, rest = _split(moves, tile)
+            moving, rest = partition(moves, tile)
 
             def of_moving(*moving: jax.Array) -> list[jax.Array]:
-                return jaxpr_as_fun(body)(i, j, *_joined(moves, moving, rest))
+                return jaxpr_as_fun(body)(i, j, *merge(moves, moving, rest))
 
             return jax.jvp(of_moving, moving, list(dots))[1]
 
         return tangent
 
     out = _tile_sum.bind(*operands, bodies=bodies, **how)
-    how["cuts"] += tuple(_split(moves, how["cuts"])[0])
-    given = [*arrays, *_split(moves, dots)[0]]
+    how["cuts"] += tuple(partition(moves, how["cuts"])[0])
+    given = [*arrays, *partition(moves, dots)[0]]
     return out, _bind([tangent_of(body) for body in bodies], plan, given, **how)
 
 
@@ -235,33 +236,33 @@ def _transpose(
     plan, arrays = operands[:_PLAN], operands[_PLAN:]
     linear = [ad.is_undefined_primal(x) for x in arrays]
     given = [type(x) is not ad.Zero for x in cotangents]
-    known = _split(linear, arrays)[1]
+    known = partition(linear, arrays)[1]
 
     def transpose_of(body: ClosedJaxpr) -> Callable[..., Any]:
         def transpose(i: jax.Array, j: jax.Array, *tiles: jax.Array) -> tuple:
             tile, cotangents = tiles[: len(known)], tiles[len(known) :]
 
             def of_linear(*moving: jax.Array) -> list[jax.Array]:
-                results = jaxpr_as_fun(body)(i, j, *_joined(linear, moving, tile))
-                return _split(given, results)[0]
+                results = jaxpr_as_fun(body)(i, j, *merge(linear, moving, tile))
+                return partition(given, results)[0]
 
             # As it is linear in these, the derivative is the same anywhere.
-            avals = _split(linear, body.in_avals[2:])[0]
+            avals = partition(linear, body.in_avals[2:])[0]
             zeros = [_zeros_like(x) for x in avals]
             return jax.vjp(of_linear, *varying(zeros, tiles))[1](list(cotangents))
 
         return transpose
 
-    linear_cuts, known_cuts = _split(linear, cuts)
+    linear_cuts, known_cuts = partition(linear, cuts)
     results = _bind(
         [transpose_of(body) for body in bodies],
         plan,
-        [*known, *_split(given, cotangents)[0]],
-        [*known_cuts, *_split(given, out_cuts)[0]],
+        [*known, *partition(given, cotangents)[0]],
+        [*known_cuts, *partition(given, out_cuts)[0]],
         linear_cuts,
         grid,
     )
-    return [None] * _PLAN + _joined(linear, results, [None] * len(known))
+    return [None] * _PLAN + merge(linear, results, [None] * len(known))
 
 
 def _batch(
@@ -292,12 +293,12 @@ def _batch(
 def _one_by_one(operands: Sequence, axes: Sequence, **how: Any) -> list:
     """A batch in which each has a plan of its own, as after `lax.cond`, in a loop."""
     mapped = [axis is not None for axis in axes]
-    moving, rest = _split(mapped, operands)
-    places, _ = _split(mapped, axes)
+    moving, rest = partition(mapped, operands)
+    places, _ = partition(mapped, axes)
     moving = [jnp.moveaxis(x, axis, 0) for x, axis in zip(moving, places, strict=True)]
 
     def one(moving: list) -> list:
-        return _tile_sum.bind(*_joined(mapped, moving, rest), **how)
+        return _tile_sum.bind(*merge(mapped, moving, rest), **how)
 
     return lax.map(one, moving)
 
@@ -305,18 +306,6 @@ def _one_by_one(operands: Sequence, axes: Sequence, **how: Any) -> list:
 def _shifted(cut: Cut) -> Cut:
     """The cut of an array with a new axis in front."""
     return Cut(*(axis if axis is None else axis + 1 for axis in cut))
-
-
-def _split(chosen: Sequence[bool], items: Sequence) -> tuple[list, list]:
-    """The items that are chosen, and the others."""
-    pairs = list(zip(chosen, items, strict=True))
-    return [x for yes, x in pairs if yes], [x for yes, x in pairs if not yes]
-
-
-def _joined(chosen: Sequence[bool], these: Sequence, others: Sequence) -> list:
-    """The inverse of `_split`."""
-    sources = {True: iter(these), False: iter(others)}
-    return [next(sources[yes]) for yes in chosen]
 
 
 @_tile_sum.def_abstract_eval

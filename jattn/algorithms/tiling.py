@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn.algorithms.cuts import Cut, cut_keys, cut_of, cut_queries
+from jattn.algorithms.partition import merge, partition
 from jattn.core.letters import letters_of
 from jattn.core.plan import Grid
 from jattn.core.product import product
@@ -50,8 +51,7 @@ class Tiling(NamedTuple):
 
     def operands(self, others: Arrays, floats: Arrays) -> tuple:
         """(q, k_t, v_t, pairs) from the two lists."""
-        sources = {True: iter(floats), False: iter(others)}
-        return self.structure.unflatten([next(sources[f]) for f in self.is_float])
+        return self.structure.unflatten(merge(self.is_float, floats, others))
 
     def row(self, i: jax.Array, others: Arrays, floats: Arrays) -> list[Arrays]:
         """The lists' parts for row `i` of the tiles."""
@@ -126,20 +126,11 @@ def tiling_of(
         Cut(columns=0),
         *(cut_of(letters, array) for letters, array in of_pairs),
     ]
-    is_float = [_is_float(x) for x in arrays]
-
-    def pick(items: list, kind: bool) -> list:
-        return [x for x, f in zip(items, is_float, strict=True) if f is kind]
-
-    tiling = Tiling(
-        structure,
-        tuple(is_float),
-        tuple(pick(cuts, True)),
-        tuple(pick(cuts, False)),
-        grid,
-        spec,
-    )
-    return _without_closures(tiling, pick(arrays, False), pick(arrays, True))
+    is_float = tuple(_is_float(x) for x in arrays)
+    floats, others = partition(is_float, arrays)
+    float_cuts, other_cuts = map(tuple, partition(is_float, cuts))
+    tiling = Tiling(structure, is_float, float_cuts, other_cuts, grid, spec)
+    return _without_closures(tiling, others, floats)
 
 
 def _in_tiles(x: jax.Array, grid: Grid) -> jax.Array:
