@@ -1,5 +1,7 @@
 """What each mask means, against plain loops; and its mistakes."""
 
+import itertools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,7 @@ from jattn.masks import Range
 T, S = 11, 13
 random = np.random.default_rng(7)
 VALID, QUERY_VALID = random.random(S) < 0.6, random.random(T) < 0.6
+SIGNS = np.array(list(itertools.product((-1, 1), repeat=4))).T.reshape(2, 2, -1)
 IDS, KEY_IDS = random.integers(0, 3, T), random.integers(0, 3, S)
 DENSE = random.random((T, S)) < 0.5
 
@@ -59,6 +62,16 @@ MEANINGS = [
     (
         masks.causal() & (masks.sliding_window(2) | masks.prefix(3)),
         lambda i, j: j <= i and (i - j <= 2 or j < 3),
+    ),
+    (masks.chunked(4), lambda i, j: i // 4 == j // 4),
+    (masks.chunked(1), lambda i, j: i == j),
+    (masks.chunked(2**40), lambda i, j: True),
+    (masks.dilated(3), lambda i, j: not (i - j) % 3),
+    (masks.dilated(1), lambda i, j: True),
+    (masks.dilated(2**40), lambda i, j: i == j),
+    (
+        masks.causal() & masks.dilated(2) & masks.sliding_window(4),
+        lambda i, j: i - j in (0, 2, 4),
     ),
     (layout(LAYOUT, 3), lambda i, j: in_block(LAYOUT, i, j, 3)),
     (layout(LAYOUT, 2), lambda i, j: in_block(LAYOUT, i, j, 2)),
@@ -121,6 +134,15 @@ def test_positions_and_not_indices_decide():
     np.testing.assert_array_equal(got, np.arange(S)[None] < np.full((T, 1), 5))
 
 
+def test_chunks_and_holes_go_on_below_zero():
+    q_pos, k_pos = np.arange(-9, 2), np.arange(-7, 6)
+    i, j = q_pos[:, None], k_pos[None]
+    got = allowed(masks.chunked(4), q_pos, k_pos)
+    np.testing.assert_array_equal(got, np.floor(i / 4) == np.floor(j / 4))
+    got = allowed(masks.dilated(4), q_pos, k_pos)
+    np.testing.assert_array_equal(got, abs(i - j) % 4 == 0)
+
+
 def test_positions_outside_a_layout_see_nothing_and_are_not_seen():
     q_pos, k_pos = random.permutation(T) - 4, random.permutation(S) * 2 - 5
     got = allowed(layout(LAYOUT, 2), q_pos, k_pos)
@@ -142,8 +164,15 @@ def ranges_of(positions, sizes):
 @pytest.mark.parametrize(
     "mask",
     [
+        masks.causal(),
+        masks.sliding_window(2, 1),
         masks.prefix(5),
         masks.prefix(np.int32(0)),
+        masks.chunked(1),
+        masks.chunked(4),
+        masks.dilated(1),
+        masks.dilated(3),
+        masks.dilated(11),
         layout(LAYOUT, 1),
         layout(LAYOUT, 3),
         layout(np.ones((2, 2), bool), 3),
@@ -171,6 +200,31 @@ def test_a_verdict_is_sound_and_without_gaps_exact(mask, shuffled):
             assert not some[got == masks.EMPTY].any() and every[got == masks.FULL].all()
         else:
             np.testing.assert_array_equal(got, 1 * some + every)
+
+
+FAR = [
+    masks.causal(),
+    masks.sliding_window(2**29, 2**31),
+    masks.prefix(2**29),
+    *map(masks.chunked, (1, 7, 2**30, 2**31)),
+    *map(masks.dilated, (1, 7, 3 * 2**29, 2**31)),
+]
+
+
+@pytest.mark.parametrize("mask", FAR, ids=str)
+def test_far_positions_overflow_nothing(mask):
+    """What int32 gives is what integers of any size give."""
+    draw = np.random.default_rng(0)
+    ends = draw.integers(-(2**30) + 1, 2**30, (2, 2, 200)), (2**30 - 1) * SIGNS
+    ends = np.sort(np.concatenate(ends, axis=-1), axis=0)
+    (q_lo, k_lo), (q_hi, k_hi) = ends.astype(np.int32)
+    got = mask.verdict(Range(q_lo, q_hi), Range(k_lo, k_hi))
+    tiles = np.stack([q_lo, q_hi, k_lo, k_hi], axis=-1).tolist()
+    want = [mask.verdict(Range(a, b), Range(c, d)) for a, b, c, d in tiles]
+    np.testing.assert_array_equal(got, np.broadcast_to(want, got.shape))
+    pairs = np.broadcast_to(mask.allowed(q_lo, k_hi), q_lo.shape)
+    want = [mask.allowed(q, k) for q, _, _, k in tiles]
+    np.testing.assert_array_equal(pairs, want)
 
 
 def test_a_range_as_wide_as_all_positions_overflows_no_count():
@@ -296,6 +350,16 @@ def test_none_is_a_window_without_a_bound(left):
         ),
         (lambda: masks.block_sparse(LAYOUT, True), TypeError, "must be an int.*True"),
         (lambda: masks.block_sparse(LAYOUT, 0), ValueError, "1 or more.*got 0"),
+        (lambda: masks.chunked(0), ValueError, "chunked: size must.*1 or more.*got 0"),
+        (lambda: masks.chunked(2.0), TypeError, "size must be an int.*got 2.0.*static"),
+        (lambda: masks.chunked(True), TypeError, "size must be an int.*True"),
+        (lambda: masks.dilated(-2), ValueError, "dilated: rate must.*1 or more.*-2"),
+        (
+            lambda: masks.dilated(np.array([1, 2])),
+            TypeError,
+            r"rate must be an int.*\[1, 2\].*static",
+        ),
+        (lambda: masks.dilated(None), TypeError, "rate must be an int.*None"),
         (lambda: masks.padding(np.ones((2, 3))), TypeError, "key_valid.*!= 0"),
         (lambda: masks.padding(VALID, IDS), TypeError, "query_valid must be Boolean"),
         (lambda: masks.segments(np.ones(3)), TypeError, "query_ids must be integers"),

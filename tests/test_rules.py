@@ -37,6 +37,8 @@ STATIC = [
     masks.sliding_window(0, 3),
     masks.sliding_window(None, 1),
     masks.prefix(5),
+    masks.chunked(4),
+    masks.dilated(3),
     masks.everything(),
     masks.nothing(),
 ]
@@ -74,13 +76,13 @@ def allowed(mask, q_pos=None, k_pos=None):
     """What a mask allows one head, as (T, S)."""
     q_pos = np.arange(T) if q_pos is None else q_pos
     k_pos = np.arange(S) if k_pos is None else k_pos
-    pairs = mask.bind(T, S).allowed(q_pos[:, None], k_pos[None])
+    pairs = mask.bind(T, S, 1).allowed(q_pos[:, None], k_pos[None])
     return np.broadcast_to(np.asarray(pairs), (T, S))
 
 
 def tiles(mask, q_pos, k_pos, blocks):
     """(verdict, allowed pairs) of every tile, made from the tile's own arrays."""
-    mask = mask.bind(T, S)
+    mask = mask.bind(T, S, 1)
     for row, column in itertools.product(
         range(0, T, blocks[0]), range(0, S, blocks[1])
     ):
@@ -122,6 +124,7 @@ def test_a_verdict_is_never_wrong(mask, blocks, shuffle):
         masks.causal() | masks.prefix(4),
         masks.causal() & (masks.sliding_window(2) | masks.prefix(4)),
         masks.causal() & BLOCKS_OF_TWO,
+        masks.causal() & masks.chunked(4),
     ],
     ids=str,
 )
@@ -213,25 +216,82 @@ def test_rules_with_arrays_are_equal_to_themselves_only():
     [
         (
             masks.causal() & ~masks.sliding_window(3, 2),
-            "(causal() & ~sliding_window(3, 2))",
+            "causal() & ~sliding_window(left=3, right=2)",
         ),
-        (masks.lengths(5) | masks.nothing(), "(lengths(5) | nothing())"),
-        (masks.sliding_window(None), "sliding_window(None)"),
-        (masks.segments(np.ones((1, 5), np.int32)), "segments(int32[1,5], int32[1,5])"),
+        (masks.lengths(5) | masks.nothing(), "lengths(5) | nothing()"),
+        (masks.lengths(5, 3), "lengths(5, query_lengths=3)"),
+        (masks.sliding_window(None), "sliding_window(left=None)"),
+        (
+            masks.sliding_window(np.int32(1), None),
+            "sliding_window(left=int32[], right=None)",
+        ),
+        (masks.chunked(64) & masks.dilated(3), "chunked(64) & dilated(3)"),
+        (masks.segments(np.ones((1, 5), np.int32)), "segments(int32[1,5])"),
+        (
+            masks.segments(np.ones(5, int), np.ones(4, int), padding_id=None),
+            "segments(int32[5], key_ids=int32[4], padding_id=None)",
+        ),
+        (masks.padding(np.ones(5, bool)), "padding(bool[5])"),
+        (
+            masks.padding(np.ones(5, bool), np.ones(5, bool)),
+            "padding(bool[5], query_valid=bool[5])",
+        ),
         (masks.dense(np.ones((1, 1, 2, 3), bool)), "dense(bool[1,1,2,3])"),
         (
             masks.rule(same_remainder, np.ones((1, 2)), np.ones(3), axes=["BT", "S"]),
-            "rule(same_remainder, float64[1,2], float64[3], 'BT', 'S')",
+            "rule(same_remainder, float64[1,2], float64[3], axes=('BT', 'S'))",
         ),
-        (masks.causal() | masks.prefix(4), "(causal() | prefix(4))"),
+        (
+            masks.rule(max, np.ones(2), verdict=min),
+            "rule(max, float64[2], verdict=min)",
+        ),
         (masks.prefix(np.ones(2, np.int32)), "prefix(int32[2])"),
         (masks.block_sparse(np.ones((2, 3), bool), 8), "block_sparse(bool[1,2,3], 8)"),
         (scores.soft_cap(2.0), "soft_cap(2.0)"),
+        (scores.additive(np.ones((1, 2, 3))), "additive(float64[1,2,3])"),
+        (scores.alibi(), "alibi()"),
+        (scores.alibi(np.ones(4, np.float32)), "alibi(slopes=float32[4])"),
+        (scores.log_n_scale(512), "log_n_scale(512)"),
+        (
+            scores.relative_bias(np.ones((4, 2)), bidirectional=False),
+            "relative_bias(float64[4,2], bidirectional=False)",
+        ),
+        (
+            scores.relative_bias(np.ones((4, 2)), bidirectional=True, max_distance=9),
+            "relative_bias(float64[4,2], bidirectional=True, max_distance=9)",
+        ),
+        (scores.rule(same_remainder), "rule(same_remainder)"),
     ],
     ids=str,
 )
 def test_repr_reads_like_the_expression(rule, text):
     assert repr(rule) == text
+
+
+def test_repr_has_the_parentheses_that_it_needs_and_no_others():
+    a, b, c = masks.causal(), masks.prefix(1), masks.chunked(2)
+    one, two, three = map(str, (a, b, c))
+    for mask, text in [
+        (a & b & c, f"{one} & {two} & {three}"),
+        (a & (b & c), f"{one} & ({two} & {three})"),
+        (a | b | c, f"{one} | {two} | {three}"),
+        (a | (b | c), f"{one} | ({two} | {three})"),
+        (a & b | c, f"{one} & {two} | {three}"),
+        (a | b & c, f"{one} | {two} & {three}"),
+        (a & (b | c), f"{one} & ({two} | {three})"),
+        ((a | b) & c, f"({one} | {two}) & {three}"),
+        (~(a & b), f"~({one} & {two})"),
+        (~a & b, f"~{one} & {two}"),
+        (~~a | ~(b | c), f"~~{one} | ~({two} | {three})"),
+    ]:
+        assert repr(mask) == text
+
+
+@seed(0)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(expressions([*STATIC, masks.lengths(7, 9), masks.sliding_window(1, None)]))
+def test_repr_is_the_expression(mask):
+    assert eval(repr(mask), vars(masks)) == mask
 
 
 @pytest.mark.parametrize("mask", [*STATIC, *WITH_DATA, BLOCKS_OF_TWO], ids=str)
@@ -279,7 +339,7 @@ def test_an_array_beside_a_mask_is_refused_with_the_cure(sign):
 
 def test_bind_and_walk_reach_every_part():
     mask = ~(masks.lengths(5) & masks.causal()) | masks.lengths(3)
-    assert "lengths" not in repr(mask.bind(T, S))
+    assert "lengths" not in repr(mask.bind(T, S, 1))
     kinds = [type(rule).__name__ for rule in mask.walk()]
     assert kinds == ["Or", "Not", "And", "Lengths", "Causal", "Lengths"]
     assert [rule.positional for rule in mask.walk()].count(True) == 1

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import assert_close, exact
+from oracle import assert_close, assert_gradient_close, dense_jax, exact, jit
 
 import jattn
 from jattn import masks, scores
+from jattn.scores.by_position import alibi_slopes
 
 T, S, N = 5, 7, 3
 s = exact(1, T, S)
@@ -83,6 +84,166 @@ def test_a_custom_rule_gets_the_positions_and_its_arrays_by_letters():
     assert_close(rule(jnp.float32(s), q_pos, k_pos), want)
 
 
+PAPER = {
+    1: [2**-8],
+    4: [2**-2, 2**-4, 2**-6, 2**-8],
+    8: [2**-n for n in range(1, 9)],
+    12: [2**-n for n in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5],
+    3: [2**-4, 2**-8, 2**-2],
+}
+
+
+@pytest.mark.parametrize("num_heads", PAPER)
+def test_alibi_takes_the_slopes_of_the_paper_for_the_heads_of_the_call(num_heads):
+    assert_close(alibi_slopes(num_heads), PAPER[num_heads], jnp.float64)
+    x = np.zeros((2, num_heads, 4), np.float32)
+    weights = jattn.attention_weights(x, x, score=scores.alibi())
+    got = np.log(np.asarray(weights, np.float64))
+    assert_close(got[:, 0, 0] - got[:, 0, 1], PAPER[num_heads])
+
+
+@pytest.mark.parametrize("slopes", [0.5, 2, np.float32(0.25), jnp.float32(-0.5)])
+def test_alibi_lowers_scores_by_the_distance_on_either_side(slopes):
+    got = scores.alibi(slopes)(jnp.float32(s), q_pos - 2, k_pos)
+    assert_close(got, s - float(slopes) * abs(q_pos - 2 - k_pos))
+
+
+def test_distances_are_exact_at_any_position(x64):
+    far = np.array([[2**30 - 1, 3 - 2**30]], np.int32)
+    got = scores.alibi(1.0)(jnp.zeros((2, 2)), far.T, far)
+    np.testing.assert_array_equal(got, [[0, 4 - 2**31], [4 - 2**31, 0]])
+    table = exact(1, 8, 1)[:, 0]
+    rule = jax.tree.map(
+        lambda x: x[:, 0],
+        scores.relative_bias(np.stack([table], 1), bidirectional=True, max_distance=9),
+    )
+    got = rule(jnp.zeros((2, 2)), far.T, far)
+    np.testing.assert_array_equal(got, [[table[0], table[3]], [table[7], table[0]]])
+
+
+def test_neighbours_far_away_differ_by_the_slope_in_narrow_dtypes():
+    q, k = (jnp.zeros((n, 8, 4), jnp.bfloat16) for n in (1, 4096))
+    weights = jattn.attention_weights(q, k, score=scores.alibi(), query_positions="end")
+    got = np.log(np.asarray(weights[6:, 0, :2], np.float64))
+    assert_close(got[:, 1] - got[:, 0], PAPER[8][6:])
+
+
+BUCKETS = [
+    (32, True, 128),
+    (32, False, 128),
+    (8, True, 8),
+    (3, False, 2),
+    (16, False, 9),
+]
+
+
+@pytest.mark.parametrize("num_buckets, bidirectional, max_distance", BUCKETS)
+def test_buckets_are_those_of_t5(num_buckets, bidirectional, max_distance):
+    """Where the logarithm is a whole number, in 64 bits and rounded up a little."""
+    distance = np.arange(-300, 301)
+    n = abs(distance) if bidirectional else np.maximum(-distance, 0)
+    size = num_buckets // 2 if bidirectional else num_buckets
+    near = size // 2
+    growth = np.log(np.maximum(n, 1) / near) / np.log(max_distance / near)
+    far = np.minimum(near + np.floor(growth * (size - near) + 1e-9), size - 1)
+    want = np.where(n < near, n, far) + (size if bidirectional else 0) * (distance > 0)
+    rule = scores.relative_bias(
+        np.zeros((num_buckets, 1)),
+        bidirectional=bidirectional,
+        max_distance=max_distance,
+    )
+    np.testing.assert_array_equal(rule.buckets(distance), want)
+
+
+def test_buckets_begin_exactly_at_powers():
+    rule = scores.relative_bias(np.zeros((32, 1)), bidirectional=True)
+    starts = np.array([8, 16, 32, 64])  # 8 * 16^(i / 8) for i = 0, 2, 4, 6
+    assert rule.buckets(-starts).tolist() == [8, 10, 12, 14]
+    assert rule.buckets(1 - starts).tolist() == [7, 9, 11, 13]
+    assert rule.buckets(starts).tolist() == [24, 26, 28, 30]
+
+
+def test_log_n_changes_nothing_up_to_the_reference_length():
+    rule = scores.log_n_scale(4)
+    place = np.array([[-5], [0], [2], [3], [7], [15], [2**30 - 1]])
+    got = rule(jnp.ones((7, 2)), place, None)
+    np.testing.assert_array_equal(got[:4], np.ones((4, 2)))
+    assert_close(got[4:], np.array([[1.5, 1.5], [2, 2], [15, 15]]))
+
+
+def test_log_n_with_a_reference_of_two_is_the_logarithm():
+    got = scores.log_n_scale(2)(jnp.ones((9, 1)), np.arange(9)[:, None], None)
+    assert_close(got[1:, 0], np.log2(np.arange(2, 10)))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        scores.alibi(),
+        scores.log_n_scale(3),
+        scores.relative_bias(exact(1, 8, N), bidirectional=True, max_distance=6),
+    ],
+    ids=str,
+)
+def test_the_last_queries_score_alone_as_they_do_among_all(rule):
+    q, k = (exact(n, S, N, 4).astype(np.float32) for n in (1, 2))
+    whole = jattn.attention_weights(q, k, score=rule)
+    last = jattn.attention_weights(q[-2:], k, score=rule, query_positions="end")
+    assert_close(last, np.asarray(whole[:, -2:], np.float64))
+
+
+SHIFT = np.array([0, 1, 2, 3, 5, 6, 20], np.int32)  # positions with gaps
+
+
+def of_positions(vectors, slopes, table, **how):
+    """The output under all score rules of positions, at `SHIFT`."""
+    rules = (
+        scores.log_n_scale(3),
+        scores.alibi(slopes),
+        scores.relative_bias(table, bidirectional=True, max_distance=7),
+    )
+    places = dict(query_positions=SHIFT, key_positions=SHIFT)
+    mask = masks.causal() | masks.chunked(4)
+    return jattn.attention(*vectors, score=rules, mask=mask, **places, **how)
+
+
+def of_positions_dense(vectors, slopes, table):
+    i, j = SHIFT[None, :, None], SHIFT[None, None]
+    factor = np.maximum(1, np.log(i + 1) / np.log(3))
+    near = np.array([0, 1, 2, 2, 3, 3, 3, 3])  # the last from sqrt(2 * 7) on
+    bucket = near[np.minimum(abs(i - j), 7)] + 4 * (j > i)
+
+    def score(s):
+        s = s * factor - slopes[:, None, None] * abs(i - j)
+        return s + jnp.moveaxis(table[bucket[0]], -1, 0)
+
+    allowed = (j <= i) | (i // 4 == j // 4)
+    return dense_jax(*vectors, allowed, score=score)[0]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [dict(implementation="reference"), dict(block_sizes=(3, 2))],
+    ids=["reference", "blockwise"],
+)
+def test_gradients_reach_slopes_and_tables_in_every_order(how, x64):
+    vectors = tuple(jnp.asarray(exact(n, S, N, 4)) for n in (1, 2, 3))
+    args = vectors, jnp.asarray(exact(4, N)), jnp.asarray(exact(5, 8, N))
+    along = jax.tree.map(lambda x: jnp.asarray(exact(6, *x.shape)), args)
+
+    def both(attend):
+        def loss(*args):
+            return jnp.sum(jnp.sin(attend(*args)))
+
+        return jit(lambda: jax.jvp(jax.value_and_grad(loss, (0, 1, 2)), args, along))()
+
+    got = both(lambda *args: of_positions(*args, **how))
+    want = both(of_positions_dense)
+    assert all(abs(x).max() > 1e-3 for x in jax.tree.leaves(want))
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_gradient_close(x, np.asarray(y), jnp.float64)
+
+
 @pytest.mark.parametrize("algorithm", ["reference", "blockwise"])
 def test_a_bias_for_a_whole_head_has_no_gradient(algorithm):
     # It shifts every score of a row; a bias per key sums what the full one gets.
@@ -102,6 +263,10 @@ def test_a_bias_for_a_whole_head_has_no_gradient(algorithm):
     assert_close(per_key, np.asarray(full, np.float64).sum((0, 1), keepdims=True))
 
 
+def bias_of(*shape, both=True, dtype=float, **options):
+    return scores.relative_bias(np.ones(shape, dtype), bidirectional=both, **options)
+
+
 @pytest.mark.parametrize(
     "make, kind, text",
     [
@@ -117,6 +282,20 @@ def test_a_bias_for_a_whole_head_has_no_gradient(algorithm):
         (lambda: scores.soft_cap(None), TypeError, "cap must be a number"),
         (lambda: scores.additive(np.ones((1, 1), bool)), TypeError, "bool.*mask="),
         (lambda: scores.additive(np.ones((1, 1), int)), TypeError, "int64"),
+        (lambda: scores.alibi(np.array([1, 2])), TypeError, "slopes must be floating"),
+        (lambda: scores.alibi(True), TypeError, "alibi: slopes.*bool"),
+        (lambda: scores.alibi(float("nan")), ValueError, "must be finite.*got nan"),
+        (lambda: scores.alibi(np.array([np.inf])), ValueError, "finite.*inf.*mask"),
+        (lambda: scores.log_n_scale(1), ValueError, "an int, 2 or more, but got 1"),
+        (lambda: scores.log_n_scale(512.0), TypeError, "an int, 2 or more.*512.0"),
+        (lambda: bias_of(8, 1, dtype=int), TypeError, "table must be floating.*int"),
+        (lambda: bias_of(8), ValueError, r"\(num_buckets, N\).*shape \(8,\)"),
+        (lambda: bias_of(1, 3, both=False), ValueError, "2 or more.*shape \\(1, 3"),
+        (lambda: bias_of(2, 3), ValueError, "even and 4 or more.*shape \\(2, 3"),
+        (lambda: bias_of(7, 3), ValueError, "even and 4 or more.*bidirectional=True"),
+        (lambda: bias_of(8, 1, both=1), TypeError, "bidirectional must be a bool.*1"),
+        (lambda: bias_of(8, 1, max_distance=2), ValueError, "an int, 3 or more.*2"),
+        (lambda: bias_of(8, 1, max_distance=9.0), TypeError, "an int, 3 or more"),
         (lambda: scores.rule(shifted, s, axes=["ST"]), ValueError, "scores.rule.*'ST'"),
         (lambda: scores.rule(shifted, s, axes=["N", "T"]), ValueError, "for 1 arrays"),
     ],

@@ -77,6 +77,24 @@ def integer(caller: str, name: str, value: Any) -> Any:
     return value
 
 
+def static_int(caller: str, name: str, value: Any, least: int) -> int:
+    """`value`, which must be an int of at least `least`; it selects code, not data.
+
+    Beyond int32 it becomes its largest.
+
+    Raises:
+        TypeError: it is not an int.
+        ValueError: it is less.
+    """
+    if type(value) is not int or value < least:
+        error = ValueError if type(value) is int else TypeError
+        raise error(
+            f"{caller}: {name} must be an int, {least} or more, but got {value!r}. It "
+            "is static, a part of the program: int(x) makes one of an array."
+        )
+    return min(value, int(np.iinfo(np.int32).max))
+
+
 def check_callable(caller: str, name: str, value: Any) -> None:
     """Raises TypeError unless `value` can be called."""
     if not callable(value):

@@ -44,7 +44,7 @@ def over_heads(
         pairs = dataclasses.replace(pairs, k_pos=k_pos)
     if pairs.scale is None:
         pairs = dataclasses.replace(pairs, scale=head_dim**-0.5)
-    pairs = pairs.bind(num_queries, num_keys)
+    pairs = pairs.bind(num_queries, num_keys, num_heads)
 
     # One symbol per leading axis, K and G for N, and a dot where nothing is named.
     leading = "abcdefghijklmnopqrstuvwxyz"[: len(batch)]

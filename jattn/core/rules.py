@@ -51,12 +51,11 @@ class Rule(Lettered):
     called: ClassVar[str] = ""
     """The public name of the rule, where it is not that of the class."""
 
-    def bind(self, num_queries: int, num_keys: int) -> Any:
-        """The rule for T queries and S keys; a rule that needs the sizes gets them."""
+    def bind(self, num_queries: int, num_keys: int, num_heads: int) -> Any:
+        """The rule for T, S and N; a rule that needs the sizes gets them here."""
+        sizes = num_queries, num_keys, num_heads
         bound = {
-            name: jax.tree.map(
-                lambda part: part.bind(num_queries, num_keys), value, is_leaf=_is_rule
-            )
+            name: jax.tree.map(lambda x: x.bind(*sizes), value, is_leaf=_is_rule)
             for name, value in self._parts()
         }
         return dataclasses.replace(self, **bound) if bound else self
@@ -76,12 +75,15 @@ class Rule(Lettered):
     def __repr__(self) -> str:
         words = re.findall("[A-Z][a-z]*", type(self).__name__)
         name = self.called or "_".join(words).lower()
-        values = [
-            _shown(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) is not field.default
-        ]
-        return f"{name}({', '.join(filter(None, values))})"
+        given: list[str] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not field.kw_only and field.default is dataclasses.MISSING:
+                given += map(_shown, value if isinstance(value, tuple) else (value,))
+            elif not _left_out(value, field.default):
+                # A field that would hide a method ends in an underscore.
+                given.append(f"{field.name.rstrip('_')}={_shown(value)}")
+        return f"{name}({', '.join(given)})"
 
 
 class Mask(Rule):
@@ -146,7 +148,8 @@ class Score(Rule):
 def verdict_of(some: Any, every: Any) -> Any:
     """The verdict from "some pair may be allowed" and "every pair is allowed"."""
     xp = _numpy_of(some, every)
-    return xp.where(every, FULL, xp.where(some, PARTIAL, EMPTY))
+    some = xp.where(some, np.int8(PARTIAL), np.int8(EMPTY))
+    return xp.where(every, np.int8(FULL), some)
 
 
 class And(Mask):
@@ -166,7 +169,7 @@ class And(Mask):
         return _numpy_of(left, right).minimum(left, right)
 
     def __repr__(self) -> str:
-        return f"({self.left} & {self.right})"
+        return f"{_within(self.left, Or)} & {_within(self.right, And | Or)}"
 
 
 class Or(Mask):
@@ -186,7 +189,7 @@ class Or(Mask):
         return _numpy_of(left, right).maximum(left, right)
 
     def __repr__(self) -> str:
-        return f"({self.left} | {self.right})"
+        return f"{self.left} | {_within(self.right, Or)}"
 
 
 class Not(Mask):
@@ -203,7 +206,7 @@ class Not(Mask):
         return 2 - self.inner.verdict(q_range, k_range)
 
     def __repr__(self) -> str:
-        return f"~{self.inner}"
+        return f"~{_within(self.inner, And | Or)}"
 
 
 def _compose(kind: Any, sign: str, left: Mask, right: Any) -> Mask:
@@ -219,9 +222,19 @@ def _is_rule(value: Any) -> bool:
     return isinstance(value, Rule)
 
 
-def _shown(value: Any) -> str:
+def _within(mask: Mask, looser: Any) -> str:
+    """A part of an expression, in parentheses if it is of a kind that binds less."""
+    return f"({mask})" if isinstance(mask, looser) else str(mask)
+
+
+def _left_out(value: Any, default: Any) -> bool:
+    """Whether an argument is its default, or letters of arrays that name no axis."""
     if isinstance(value, tuple):
-        return ", ".join(_shown(item) for item in value)
+        return all(isinstance(x, str) and not x for x in value)
+    return not hasattr(value, "dtype") and value == default
+
+
+def _shown(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     return getattr(value, "__name__", None) or repr(value)

@@ -39,8 +39,16 @@ def padding(key_valid: Array, query_valid: Array | None = None) -> Padding:
         TypeError: an array is not Boolean.
 
     Example:
-        >>> padding(np.array([[False, True, True]]))
-        padding(bool[1,3])
+        >>> import jattn
+        >>> jattn.show(padding(np.array([[False, True, False, True, True]])), 5)
+        padding(bool[1,5]), T=5, S=5
+          0 1 2 3 4
+        0 . # . # #
+        1 . # . # #
+        2 . # . # #
+        3 . # . # #
+        4 . # . # #
+        live tiles: 1 of 1 (100%), 0 full, at block sizes (5, 5)
     """
     if query_valid is not None:
         query_valid = array_of("padding", "query_valid", query_valid, np.bool_)
@@ -55,7 +63,7 @@ class Lengths(Mask):
     key_lengths: int | Array = leaf("B")
     query_lengths: int | Array | None = leaf("B", default=None)
 
-    def bind(self, num_queries: int, num_keys: int) -> Mask:
+    def bind(self, num_queries: int, num_keys: int, num_heads: int) -> Mask:
         def below(length: int | Array, size: int) -> Array:
             index = np.arange(size).reshape((1,) * np.ndim(length) + (size,))
             return index < (length if isinstance(length, int) else length[..., None])
@@ -85,9 +93,16 @@ def lengths(
         TypeError: a length is not an integer.
 
     Example:
-        >>> lengths(np.array([3, 5])).bind(5, 5).key_valid.astype(int)
-        array([[1, 1, 1, 0, 0],
-               [1, 1, 1, 1, 1]])
+        >>> import jattn
+        >>> jattn.show(lengths(np.array([3, 5]), query_lengths=4), 5, batch=0)
+        lengths(int32[2], query_lengths=4), T=5, S=5, batch=0 of 2
+          0 1 2 3 4
+        0 # # # . .
+        1 # # # . .
+        2 # # # . .
+        3 # # # . .
+        4 . . . . .
+        live tiles: 1 of 1 (100%), 0 full, at block sizes (5, 5)
     """
     if query_lengths is not None:
         query_lengths = integer("lengths", "query_lengths", query_lengths)
@@ -100,7 +115,7 @@ class Segments(Mask):
     positional = False
 
     query_ids: Array = leaf("BT")
-    key_ids: Array = leaf("BS")
+    key_ids: Array = leaf("BS", default=None)
     padding_id: int | None = 0
 
     def allowed(self, q_pos: Array, k_pos: Array) -> Any:
@@ -116,6 +131,11 @@ class Segments(Mask):
             some = some & real.any() & (q != self.padding_id).any()
             every = every & real.all()
         return verdict_of(some, every)
+
+    def __repr__(self) -> str:
+        if self.key_ids is self.query_ids:
+            return repr(Segments(self.query_ids, padding_id=self.padding_id))
+        return super().__repr__()
 
 
 def segments(
@@ -137,8 +157,17 @@ def segments(
     Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1 (packing).
 
     Example:
-        >>> segments(np.array([[1, 1, 2, 2, 0]]))
-        segments(int32[1,5], int32[1,5])
+        >>> import jattn
+        >>> jattn.show(segments(np.array([[1, 1, 1, 2, 2, 0]])), 6)
+        segments(int32[1,6]), T=6, S=6
+          0 1 2 3 4 5
+        0 # # # . . .
+        1 # # # . . .
+        2 # # # . . .
+        3 . . . # # .
+        4 . . . # # .
+        5 . . . . . .
+        live tiles: 1 of 1 (100%), 0 full, at block sizes (6, 6)
     """
     query_ids = array_of("segments", "query_ids", query_ids, np.integer)
     if key_ids is None:
@@ -177,7 +206,16 @@ def dense(array: Array) -> Dense:
         TypeError: the array is not Boolean.
 
     Example:
-        >>> dense(np.tril(np.ones((1, 1, 4, 4), bool)))
-        dense(bool[1,1,4,4])
+        >>> import jattn
+        >>> crossed = np.eye(5, dtype=bool) | np.eye(5, dtype=bool)[::-1]
+        >>> jattn.show(dense(crossed[None, None]), 5)
+        dense(bool[1,1,5,5]), T=5, S=5
+          0 1 2 3 4
+        0 # . . . #
+        1 . # . # .
+        2 . . # . .
+        3 . # . # .
+        4 # . . . #
+        live tiles: 1 of 1 (100%), 0 full, at block sizes (5, 5)
     """
     return Dense(array_of("dense", "array", array, np.bool_))

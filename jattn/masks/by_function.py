@@ -16,7 +16,7 @@ class CustomMask(Mask):
     fn: Callable[..., Any]
     arrays: tuple[Array, ...] = leaves_from("axes")
     axes: tuple[str, ...] = ()
-    verdict_fn: Callable[..., Any] | None = None
+    verdict_: Callable[..., Any] | None = None
 
     called = "rule"
 
@@ -24,10 +24,10 @@ class CustomMask(Mask):
         return self.fn(q_pos, k_pos, *tile_views(self.arrays, self.axes))
 
     def verdict(self, q_range: Range, k_range: Range) -> Any:
-        if self.verdict_fn is None:
+        if self.verdict_ is None:
             return PARTIAL
         views = tile_views(self.arrays, self.axes)
-        return self.verdict_fn(q_range, k_range, *views)
+        return self.verdict_(q_range, k_range, *views)
 
 
 def rule(
@@ -57,10 +57,19 @@ def rule(
         ValueError: `axes` does not name the axes of each array.
 
     Example:
-        >>> every_third = rule(lambda q_pos, k_pos: (q_pos - k_pos) % 3 == 0)
-        >>> per_head = rule(
-        ...     lambda q_pos, k_pos, w: q_pos - k_pos < w, np.array([1, 4]), axes=["N"]
-        ... )
+        >>> import jattn
+        >>> def so_far(q_pos, k_pos, distances):
+        ...     return abs(q_pos - k_pos) == distances
+        >>> per_head = rule(so_far, np.array([1, 2]), axes=["N"])
+        >>> jattn.show(per_head, 5, head=1)
+        rule(so_far, int32[2], axes=('N',)), T=5, S=5, head=1 of 2
+          0 1 2 3 4
+        0 . . # . .
+        1 . . . # .
+        2 # . . . #
+        3 . # . . .
+        4 . . # . .
+        live tiles: 1 of 1 (100%), 0 full, at block sizes (5, 5)
     """
     check_callable("masks.rule", "fn", fn)
     if verdict is not None:
@@ -81,7 +90,20 @@ class Everything(Mask):
 
 
 def everything() -> Mask:
-    """Allows every pair: the identity of `&`."""
+    """Allows every pair: the identity of `&`.
+
+    True
+
+    Example:
+        >>> import jattn
+        >>> jattn.show(everything(), 3)
+        everything(), T=3, S=3
+          0 1 2
+        0 # # #
+        1 # # #
+        2 # # #
+        live tiles: 1 of 1 (100%), 1 full, at block sizes (3, 3)
+    """
     return Everything()
 
 
@@ -98,5 +120,18 @@ class Nothing(Mask):
 
 
 def nothing() -> Mask:
-    """Allows no pair: the identity of `|`."""
+    """Allows no pair: the identity of `|`.
+
+    False
+
+    Example:
+        >>> import jattn
+        >>> jattn.show(nothing(), 3)
+        nothing(), T=3, S=3
+          0 1 2
+        0 . . .
+        1 . . .
+        2 . . .
+        live tiles: 0 of 1 (0%), 0 full, at block sizes (3, 3)
+    """
     return Nothing()

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jattn.core.arguments import array_of, integer
+from jattn.core.arguments import integer, static_int
 from jattn.core.letters import leaf
 from jattn.core.rules import Array, Mask, Range, verdict_of
 
@@ -29,10 +27,17 @@ def causal() -> Mask:
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3.
 
     Example:
-        >>> causal().allowed(np.arange(3)[:, None], np.arange(3)[None]).astype(int)
-        array([[1, 0, 0],
-               [1, 1, 0],
-               [1, 1, 1]])
+        >>> import jattn
+        >>> jattn.show(causal(), 6, block_sizes=(2, 2))
+        causal(), T=6, S=6
+          0 1 2 3 4 5
+        0 # . . . . .
+        1 # # . . . .
+        2 # # # . . .
+        3 # # # # . .
+        4 # # # # # .
+        5 # # # # # #
+        live tiles: 6 of 9 (67%), 3 full, at block sizes (2, 2)
     """
     return Causal()
 
@@ -40,8 +45,8 @@ def causal() -> Mask:
 class SlidingWindow(Mask):
     """See `sliding_window`."""
 
-    left: int | Array | None = leaf("N")
-    right: int | Array | None = leaf("N", default=0)
+    left: int | Array | None = leaf("N", kw_only=True)
+    right: int | Array | None = leaf("N", default=0, kw_only=True)
 
     def allowed(self, q_pos: Array, k_pos: Array) -> Any:
         near: Any = np.True_
@@ -85,11 +90,18 @@ def sliding_window(
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
 
     Example:
-        >>> mask = sliding_window(1)
-        >>> mask.allowed(np.arange(3)[:, None], np.arange(3)[None]).astype(int)
-        array([[1, 0, 0],
-               [1, 1, 0],
-               [0, 1, 1]])
+        >>> import jattn
+        >>> jattn.show(sliding_window(left=2, right=1), 7)
+        sliding_window(left=2, right=1), T=7, S=7
+          0 1 2 3 4 5 6
+        0 # # . . . . .
+        1 # # # . . . .
+        2 # # # # . . .
+        3 . # # # # . .
+        4 . . # # # # .
+        5 . . . # # # #
+        6 . . . . # # #
+        live tiles: 1 of 1 (100%), 0 full, at block sizes (7, 7)
     """
     bounds = {
         name: None if bound is None else integer("sliding_window", name, bound)
@@ -130,104 +142,67 @@ def prefix(lengths: int | Array) -> Prefix:
         2023, arXiv:2309.17453, section 3.2 (attention sinks).
 
     Example:
-        >>> mask = causal() | prefix(2)
-        >>> mask.allowed(np.arange(4)[:, None], np.arange(4)[None]).astype(int)
-        array([[1, 1, 0, 0],
-               [1, 1, 0, 0],
-               [1, 1, 1, 0],
-               [1, 1, 1, 1]])
+        >>> import jattn
+        >>> jattn.show(causal() | prefix(3), 6)
+        causal() | prefix(3), T=6, S=6
+          0 1 2 3 4 5
+        0 # # # . . .
+        1 # # # . . .
+        2 # # # . . .
+        3 # # # # . .
+        4 # # # # # .
+        5 # # # # # #
+        live tiles: 1 of 1 (100%), 0 full, at block sizes (6, 6)
     """
     return Prefix(integer("prefix", "lengths", lengths))
 
 
-class BlockSparse(Mask):
-    """See `block_sparse`."""
+class Dilated(Mask):
+    """See `dilated`."""
 
-    layout: Array = leaf("N..")
-    block_size: int
+    rate: int
 
     def allowed(self, q_pos: Array, k_pos: Array) -> Any:
-        if 0 in self.layout.shape:
-            return np.False_
-        rows, columns = (
-            jnp.asarray(x).ravel() // self.block_size for x in (q_pos, k_pos)
-        )
-        # Rows first, then columns: on a CPU three times as fast as pair by pair.
-        outside: Any = dict(mode="fill", fill_value=False, wrap_negative_indices=False)
-        of_queries = jnp.asarray(self.layout).at[..., rows, :].get(**outside)
-        return of_queries.at[..., columns].get(**outside)
+        return q_pos % self.rate == k_pos % self.rate
 
     def verdict(self, q_range: Range, k_range: Range) -> Any:
-        # The allowed blocks above and left of a corner, so that four corners give the
-        # number in any rectangle of blocks.
-        counts = jnp.asarray(self.layout, jnp.int32).cumsum(-2).cumsum(-1)
-        counts = jnp.pad(counts, [(0, 0)] * (counts.ndim - 2) + [(1, 0), (1, 0)])
-        (top, bottom), q_inside = self._edges(q_range, -2)
-        (left, right), k_inside = self._edges(k_range, -1)
-        count = (
-            counts[..., bottom, right]
-            - counts[..., top, right]
-            - counts[..., bottom, left]
-            + counts[..., top, left]
-        )
-        whole = count == (bottom - top) * (right - left)
-        return verdict_of(count > 0, whole & q_inside & k_inside)
-
-    def _edges(
-        self, positions: Range, axis: int
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        """A range in blocks, from and up to, and whether the layout has it all."""
-        size = self.layout.shape[axis]
-        first, last = (jnp.asarray(x) // self.block_size for x in positions)
-        edges = jnp.clip(first, 0, size), jnp.clip(last + 1, 0, size)
-        return edges, (first >= 0) & (last < size)
+        least, most = q_range.lo - k_range.hi, q_range.hi - k_range.lo
+        # The first multiple from the least difference on, and the last up to the most.
+        first, last = -(-least // self.rate), most // self.rate
+        some = first <= last
+        return verdict_of(some, some & ((least == most) | (self.rate == 1)))
 
 
-def block_sparse(layout: Array, block_size: int) -> BlockSparse:
-    """Allows the blocks of pairs that a layout allows.
+def dilated(rate: int) -> Dilated:
+    """Allows every key whose distance from the query is a multiple of a rate.
 
-    layout[q_pos // block_size, k_pos // block_size]
+    (q_pos - k_pos) % rate == 0
 
-    The blocks are those of the mask; the tiles that are computed may have other sizes.
-    A position outside the layout, negative or beyond its last block, sees nothing and
-    is not seen: T positions from 0 on need ceil(T / block_size) blocks.
+    A window of w keys with holes is `sliding_window((w - 1) * rate) & dilated(rate)`.
 
     Args:
-        layout: Boolean, (query blocks, key blocks), or (N, query blocks, key blocks)
-            with one for each head; N may be 1.
-        block_size: how many positions a block has, an int.
+        rate: the distance between two keys that a query sees, an int.
 
     Raises:
-        ValueError: the layout has other axes, or block_size is not positive.
-        TypeError: the layout is not Boolean, or block_size is not an int.
+        ValueError: rate is not positive.
+        TypeError: rate is not an int.
 
-    Source: Child et al. 2019, arXiv:1904.10509, section 5.5.
+    Source: Child et al. 2019, arXiv:1904.10509, section 4.3 (strided attention);
+        Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
 
     Example:
-        >>> mask = block_sparse(np.array([[True, False], [True, True]]), 2)
-        >>> mask
-        block_sparse(bool[1,2,2], 2)
-        >>> pairs = mask.allowed(np.arange(4)[:, None], np.arange(4)[None])
-        >>> np.asarray(pairs)[0].astype(int)
-        array([[1, 1, 0, 0],
-               [1, 1, 0, 0],
-               [1, 1, 1, 1],
-               [1, 1, 1, 1]])
+        >>> import jattn
+        >>> jattn.show(causal() & dilated(3), 8)
+        causal() & dilated(3), T=8, S=8
+          0 1 2 3 4 5 6 7
+        0 # . . . . . . .
+        1 . # . . . . . .
+        2 . . # . . . . .
+        3 # . . # . . . .
+        4 . # . . # . . .
+        5 . . # . . # . .
+        6 # . . # . . # .
+        7 . # . . # . . #
+        live tiles: 1 of 1 (100%), 0 full, at block sizes (8, 8)
     """
-    layout = array_of("block_sparse", "layout", layout, np.bool_)
-    if layout.ndim not in (2, 3):
-        raise ValueError(
-            "block_sparse: layout must be (query blocks, key blocks), or with N in "
-            f"front, but got shape {layout.shape}. Give one entry for each block."
-        )
-    if type(block_size) is not int:
-        raise TypeError(
-            f"block_sparse: block_size must be an int, but got {block_size!r}. It is "
-            "static; only the layout may be data."
-        )
-    if block_size < 1:
-        raise ValueError(
-            f"block_sparse: block_size must be 1 or more, but got {block_size}. It "
-            "counts the positions in a block."
-        )
-    return BlockSparse(layout if layout.ndim == 3 else layout[None], block_size)
+    return Dilated(static_int("dilated", "rate", rate, 1))

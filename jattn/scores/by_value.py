@@ -1,7 +1,4 @@
-"""Score rules: what happens to the score of a pair before the mask.
-
-Given to `attention` as `score=`, one or a tuple of them, applied in order.
-"""
+"""Score rules of the score itself, of arrays, and of one's own functions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,8 +10,6 @@ import numpy as np
 from jattn.core.arguments import array_of, check_callable, tile_views, with_axes
 from jattn.core.letters import leaf, leaves_from
 from jattn.core.rules import Array, Score, as_array
-
-__all__ = ["Score", "additive", "rule", "soft_cap"]
 
 
 class SoftCap(Score):
@@ -45,8 +40,8 @@ def soft_cap(cap: float | Array) -> SoftCap:
         arXiv:2408.00118, section 2.
 
     Example:
-        >>> soft_cap(50.0)(jnp.array([[1e4]]), None, None)
-        Array([[50.]], dtype=float32)
+        >>> soft_cap(50.0)(jnp.array([[-1e4, 1.0, 40.0, 1e4]]), None, None)
+        Array([[-50.        ,   0.99986655,  33.201836  ,  50.        ]], dtype=float32)
     """
     if isinstance(cap, bool) or not isinstance(cap, (int, float)):
         cap = as_array(cap)
@@ -86,6 +81,15 @@ def additive(bias: Array) -> Additive:
 
     Raises:
         TypeError: bias is Boolean or of integers.
+
+    Example:
+        >>> import jattn
+        >>> q, k = jnp.zeros((3, 1, 4)), jnp.zeros((2, 1, 4))
+        >>> bias = np.log(np.array([[[0.25, 0.75]]]))  # N, T, S = 1, 1, 2
+        >>> jattn.attention_weights(q, k, score=additive(bias)).round(2)
+        Array([[[0.25, 0.75],
+                [0.25, 0.75],
+                [0.25, 0.75]]], dtype=float32)
     """
     return Additive(array_of("additive", "bias", bias, np.floating))
 
@@ -124,10 +128,10 @@ def rule(
         ValueError: `axes` does not name the axes of each array.
 
     Example:
-        >>> def distance(s, q_pos, k_pos, slope):
-        ...     return s - slope * jnp.abs(q_pos - k_pos)
-        >>> rule(distance, np.array([0.5, 0.25], np.float32), axes=["N"])
-        rule(distance, float32[2], 'N')
+        >>> def favour(s, q_pos, k_pos, per_head, distance):
+        ...     return s + per_head * (q_pos - k_pos == distance)
+        >>> rule(favour, np.array([0.5, 0.25]), np.int32(2), axes=["N", ""])
+        rule(favour, float64[2], int32[], axes=('N', ''))
     """
     check_callable("scores.rule", "fn", fn)
     return CustomScore(fn, *with_axes("scores.rule", arrays, axes))
