@@ -16,6 +16,7 @@ from jattn.core.boundary import (
     positions_beside,
     unplaced,
 )
+from jattn.core.dropout import Shared
 from jattn.core.rules import Array, Mask, Score, as_array
 from jattn.core.tile import Pairs
 from jattn.masks import Dense
@@ -74,7 +75,9 @@ def _with_positions(
         k_pos = check_positions(caller, "key_positions", key_positions, "S", sizes)
         pairs = dataclasses.replace(pairs, k_pos=k_pos)
     if query_positions is None:
-        if sizes.T != sizes.S and any(rule.positional for rule in pairs.walk()):
+        if not any(rule.positional for rule in pairs.walk()):
+            return dataclasses.replace(pairs, k_pos=None), align
+        if sizes.T != sizes.S:
             raise unplaced(caller, "a rule that uses positions", sizes.T, sizes.S)
     elif isinstance(query_positions, str):
         align = one_of(caller, "query_positions", query_positions, ("start", "end"))
@@ -137,6 +140,8 @@ def check_dropout(call: Call, rate: Any, rng: Any) -> float:
                 "or a rate of 0."
             )
         return float(rate)
+    if isinstance(rng, Shared):
+        rng = rng.rng
     dtype = getattr(rng, "dtype", None)
     is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_key and dtype != np.uint32:

@@ -19,6 +19,7 @@ from oracle import (
 
 import jattn
 from jattn import masks
+from jattn.core.dropout import Shared
 
 DIMS = chex.Dimensions(B=2, T=7, S=11, N=6, K=3, H=5)
 RNG = jax.random.key(5)
@@ -102,6 +103,12 @@ def test_only_place_and_key_decide():
     np.testing.assert_array_equal(np.asarray(weights) > 0, kept & seen)
     np.testing.assert_array_equal(kept_of(rng=jax.random.PRNGKey(5)), kept)
     assert not np.array_equal(kept_of(rng=jax.random.key(6)), kept)
+
+
+@pytest.mark.parametrize("path", BOTH, ids=str)
+def test_a_shared_key_gives_every_head_and_row_the_pattern_of_the_first(path):
+    kept = weights_of(run(path, *vectors(), rng=Shared(RNG))) > 0
+    np.testing.assert_array_equal(kept, np.broadcast_to(kept_of()[:1, :1], kept.shape))
 
 
 def test_the_pattern_survives_jit_checkpoint_and_scan():
@@ -392,6 +399,7 @@ WRONG = [
     (dict(dropout_rng=np.arange(2.0)), TypeError, "must be a key.*float64"),
     (dict(dropout_rng=jnp.arange(2)), TypeError, "must be a key.*int32"),
     (dict(dropout_rng="0"), TypeError, "must be a key.*str"),
+    (dict(dropout_rng=Shared(TWO_KEYS)), ValueError, r"one key.*\(2,\)"),
 ]
 
 

@@ -6,7 +6,7 @@ and a recomputation agree, and no pattern is stored. It is not that of `jax.rand
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,12 @@ import numpy as np
 
 from jattn.core.letters import leaf
 from jattn.core.rules import Array, Rule
+
+
+class Shared(NamedTuple):
+    """A key of `jax.random` for one pattern that all batch rows and heads share."""
+
+    rng: jax.Array
 
 
 class Dropout(Rule):
@@ -45,17 +51,23 @@ class Dropout(Rule):
 
 
 def dropout_of(
-    rate: float, rng: jax.Array, shape: tuple[int, ...], num_queries: int, num_keys: int
+    rate: float,
+    rng: jax.Array | Shared,
+    shape: tuple[int, ...],
+    num_queries: int,
+    num_keys: int,
 ) -> Dropout:
     """The dropout of T x S weights in each of `shape`, (*B, N).
 
     Args:
         rate: the share that is dropped, in [0, 1).
-        rng: a key of `jax.random`.
+        rng: a key of `jax.random`; `Shared` gives all the pattern of the first.
         shape: (*B, N).
         num_queries: T.
         num_keys: S.
     """
+    if isinstance(rng, Shared):
+        rng, shape = rng.rng, (1,) * len(shape)
     seeds = jax.random.bits(rng, (2,), jnp.uint32)
     index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
     query_key = _mixed(index ^ seeds[0])
