@@ -4,20 +4,15 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jattn import execute
-from jattn.algorithms.block_sizes import default_block_sizes
-from jattn.core.boundary import check_vectors, one_of
+from jattn.choice import block_sizes_of as block_sizes_of
+from jattn.choice import choose, empty_rows_of, spec_of
+from jattn.core.boundary import check_vectors
 from jattn.core.rules import Array, Mask, Score
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs
 from jattn.prepare import Call, check_dropout, per_head, prepare
-
-EMPTY_ROWS = ("zero", "mean")
-
-ONE_TILE = 256
-"""Up to this many queries and keys, one tile is all there is: `reference`."""
 
 
 def attention(
@@ -126,22 +121,19 @@ def attention(
         query_positions=query_positions,
         key_positions=key_positions,
     )
-    if return_lse and stats:
-        raise ValueError(
-            "attention: return_lse and stats must not both be True, but got both. "
-            "Stats holds lse too."
-        )
-    chosen, blocks = _choose(call, implementation, block_sizes)
-    spec = AttentionSpec(
-        implementation=chosen,
-        dtype=str(jnp.result_type(query, key, value)),
-        block_sizes=blocks,
-        adapt_blocks=block_sizes is None,
-        empty_rows=_empty_rows(call, empty_rows, sinks),
+    spec = spec_of(
+        call,
+        choose(call, implementation, block_sizes),
+        dtype=jnp.result_type(query, key, value),
         align=align,
+        block_sizes=block_sizes,
+        empty_rows=empty_rows,
+        sinks=sinks,
         precision=precision,
-        stats=bool(stats),
-        dropout_rate=check_dropout(call, dropout_rate, dropout_rng),
+        return_lse=return_lse,
+        stats=stats,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
     )
     out, lse, measured = execute.attend(
         query, key, value, pairs, dropout_rng, spec=spec
@@ -195,7 +187,7 @@ def attention_weights(
     )
     spec = AttentionSpec(
         dtype=str(jnp.result_type(query, key)),
-        empty_rows=_empty_rows(call, empty_rows, sinks),
+        empty_rows=empty_rows_of(call, empty_rows, sinks),
         align=align,
         precision=precision,
         dropout_rate=check_dropout(call, dropout_rate, dropout_rng),
@@ -236,49 +228,3 @@ def scaled_scores(
     pairs = Pairs(per_head(call, "scale", scale), (), None)
     spec = AttentionSpec(dtype=str(jnp.result_type(query, key)))
     return execute.score(query, key, pairs, spec=spec)
-
-
-def _empty_rows(call: Call, empty_rows: str, sinks: Any) -> str:
-    if empty_rows == "mean" and sinks is not None:
-        raise ValueError(
-            f"{call.caller}: with sinks every query sees something, but got sinks and "
-            "empty_rows='mean'. Leave one of them out."
-        )
-    return one_of(call.caller, "empty_rows", empty_rows, EMPTY_ROWS)
-
-
-def _choose(
-    call: Call, implementation: str | None, block_sizes: Any
-) -> tuple[str, tuple[int, int]]:
-    """The name of the algorithm, and its block sizes."""
-    if implementation is not None:
-        one_of("attention", "implementation", implementation, tuple(execute.ALGORITHMS))
-    if block_sizes is not None and implementation == "reference":
-        raise ValueError(
-            "attention: implementation='reference' has no tiles, but got "
-            f"{block_sizes=}. Leave one of them out."
-        )
-    small = block_sizes is None and max(call.sizes.T, call.sizes.S) <= ONE_TILE
-    chosen = implementation or ("reference" if small else "blockwise")
-    return chosen, block_sizes_of(call, block_sizes)
-
-
-def block_sizes_of(call: Call, given: Any) -> tuple[int, int]:
-    """The block sizes (queries, keys) of a tile, by default those for the backend.
-
-    Raises:
-        ValueError: they are not two positive ints.
-    """
-    if given is None:
-        groups = call.sizes.N // max(call.sizes.K, 1)
-        return default_block_sizes(jax.default_backend(), groups)
-    pair = isinstance(given, (tuple, list)) and len(given) == 2
-    ints = pair and all(
-        isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in given
-    )
-    if not ints or min(given) < 1:
-        raise ValueError(
-            f"{call.caller}: block_sizes must be two positive ints (queries, keys), "
-            f"but got {given!r}. jattn.tune finds good ones."
-        )
-    return int(given[0]), int(given[1])

@@ -327,7 +327,7 @@ def test_import_starts_no_backend_and_needs_no_flax():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == [
-        "(causal() & ~sliding_window(3))",
+        "causal() & ~sliding_window(left=3)",
         "no backend",
     ]
 

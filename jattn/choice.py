@@ -1,0 +1,153 @@
+"""From the options of a call to its spec: which algorithm, in which tiles."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jattn.algorithms.block_sizes import default_block_sizes
+from jattn.core.boundary import one_of
+from jattn.core.spec import AttentionSpec
+from jattn.prepare import Call, check_dropout
+
+EMPTY_ROWS = ("zero", "mean")
+
+ONE_TILE = 256
+"""Up to this many queries and keys, one tile is all there is: `reference`."""
+
+
+class Choice(NamedTuple):
+    """An algorithm, and why it and none of the others.
+
+    Attributes:
+        implementation: its name.
+        block_sizes: (queries, keys) of a tile.
+        reasons: for every algorithm, why it was taken or not.
+    """
+
+    implementation: str
+    block_sizes: tuple[int, int]
+    reasons: dict[str, str]
+
+
+def _reference(call: Call, block_sizes: Any) -> tuple[bool, str]:
+    if block_sizes is not None:
+        return False, f"block sizes are given, {block_sizes}, and whole rows have none"
+    shown = f"T={call.sizes.T} and S={call.sizes.S}"
+    if max(call.sizes.T, call.sizes.S) > ONE_TILE:
+        return False, f"{shown} are more than one tile of {ONE_TILE} x {ONE_TILE}"
+    return True, f"{shown} fit one tile of {ONE_TILE} x {ONE_TILE}"
+
+
+def _blockwise(call: Call, block_sizes: Any) -> tuple[bool, str]:
+    return True, "it takes any lengths, in memory that grows like T + S"
+
+
+ACCEPTS: dict[str, Callable[[Call, Any], tuple[bool, str]]] = {
+    "reference": _reference,
+    "blockwise": _blockwise,
+}
+"""Whether each takes a call that names none, and why; the first that does is chosen."""
+
+
+def choose(call: Call, implementation: str | None, block_sizes: Any) -> Choice:
+    """The algorithm of a call.
+
+    Raises:
+        ValueError: there is no such algorithm, or block sizes do not fit it.
+    """
+    if implementation is not None:
+        one_of(call.caller, "implementation", implementation, tuple(ACCEPTS))
+    if block_sizes is not None and implementation == "reference":
+        raise ValueError(
+            f"{call.caller}: implementation='reference' has no tiles, but got "
+            f"{block_sizes=}. Leave one of them out."
+        )
+    blocks = block_sizes_of(call, block_sizes)
+    chosen, reasons = implementation, {}
+    for name, accepts in ACCEPTS.items():
+        if implementation is not None:
+            asked = "" if name == implementation else "not "
+            reasons[name] = f"{asked}asked for: {implementation=}"
+        elif chosen is not None:
+            reasons[name] = f"{chosen} comes first"
+        else:
+            taken, reasons[name] = accepts(call, block_sizes)
+            chosen = name if taken else None
+    assert chosen is not None  # blockwise takes every call
+    return Choice(chosen, blocks, reasons)
+
+
+def block_sizes_of(call: Call, given: Any) -> tuple[int, int]:
+    """The block sizes (queries, keys) of a tile, by default those for the backend.
+
+    Raises:
+        ValueError: they are not two positive ints.
+    """
+    if given is None:
+        groups = max(call.sizes.N // max(call.sizes.K, 1), 1)
+        return default_block_sizes(jax.default_backend(), groups)
+    pair = isinstance(given, (tuple, list)) and len(given) == 2
+    ints = pair and all(
+        isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in given
+    )
+    if not ints or min(given) < 1:
+        raise ValueError(
+            f"{call.caller}: block_sizes must be two positive ints (queries, keys), "
+            f"but got {given!r}. jattn.tune finds good ones."
+        )
+    return int(given[0]), int(given[1])
+
+
+def empty_rows_of(call: Call, empty_rows: str, sinks: Any) -> str:
+    """What a query without keys gets.
+
+    Raises:
+        ValueError: there is no such option, or no such query.
+    """
+    if empty_rows == "mean" and sinks is not None:
+        raise ValueError(
+            f"{call.caller}: with sinks every query sees something, but got sinks and "
+            "empty_rows='mean'. Leave one of them out."
+        )
+    return one_of(call.caller, "empty_rows", empty_rows, EMPTY_ROWS)
+
+
+def spec_of(
+    call: Call,
+    choice: Choice,
+    *,
+    dtype: Any,
+    align: str,
+    block_sizes: Any,
+    empty_rows: str,
+    sinks: Any,
+    precision: Any,
+    return_lse: bool,
+    stats: bool,
+    dropout_rate: Any,
+    dropout_rng: Any,
+) -> AttentionSpec:
+    """All that is static about a call of `attention`.
+
+    Raises:
+        ValueError: options do not fit.
+        TypeError: an option is of the wrong kind.
+    """
+    if return_lse and stats:
+        raise ValueError(
+            f"{call.caller}: return_lse and stats must not both be True, but got both. "
+            "Stats holds lse too."
+        )
+    return AttentionSpec(
+        implementation=choice.implementation,
+        dtype=str(dtype),
+        block_sizes=choice.block_sizes,
+        adapt_blocks=block_sizes is None,
+        empty_rows=empty_rows_of(call, empty_rows, sinks),
+        align=align,
+        precision=precision,
+        stats=bool(stats),
+        dropout_rate=check_dropout(call, dropout_rate, dropout_rng),
+    )
