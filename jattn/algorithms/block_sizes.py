@@ -1,8 +1,6 @@
 """How large the tiles are, where nobody says."""
 
-import numpy as np
-
-from jattn.core.plan import Grid, Plan, make_plan
+from jattn.core.plan import Grid, Plan, make_plan, static_tiles
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs
 
@@ -42,19 +40,19 @@ def plan_of(
     length just above that of a tile.
     """
 
-    def planned(block_q: int, block_k: int) -> tuple[Grid, Plan, float]:
-        sizes = min(block_q, num_queries), min(block_k, num_keys)
-        grid = Grid(num_queries, num_keys, *sizes)
-        plan = make_plan(pairs, grid)
-        tiles = plan.live.sum() if isinstance(plan.live, np.ndarray) else 0
-        return grid, plan, float(tiles * sizes[0] * sizes[1])
+    def gridded(block_q: int, block_k: int) -> tuple[Grid, int]:
+        grid = Grid(
+            num_queries, num_keys, min(block_q, num_queries), min(block_k, num_keys)
+        )
+        tiles = static_tiles(pairs, grid) if spec.adapt_blocks else None
+        return grid, (tiles or 0) * grid.block_q * grid.block_k
 
     block_q, block_k = spec.block_sizes
-    grid, plan, pairs_visited = planned(block_q, block_k)
-    while spec.adapt_blocks and pairs_visited and block_k // 2 >= SMALLEST:
+    grid, visited = gridded(block_q, block_k)
+    while visited and block_k // 2 >= SMALLEST:
         block_q, block_k = block_q // 2, block_k // 2
-        smaller = planned(block_q, block_k)
-        if smaller[2] >= 0.8 * pairs_visited:
+        smaller = gridded(block_q, block_k)
+        if smaller[1] >= 0.8 * visited:
             break
-        grid, plan, pairs_visited = smaller
-    return grid, plan
+        grid, visited = smaller
+    return grid, make_plan(pairs, grid)

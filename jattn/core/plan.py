@@ -98,12 +98,21 @@ def make_plan(pairs: Pairs, grid: Grid) -> Plan:
     if grid.shared_keys:
         last = np.arange(verdicts.shape[1]) == verdicts.shape[1] - 1
         verdicts = xp.where(last[None, :], xp.minimum(verdicts, PARTIAL), verdicts)
-    columns = xp.argsort(-verdicts, axis=1, stable=True).astype(np.int32)
     full = (verdicts == FULL).sum(axis=1)
     live = (verdicts != EMPTY).sum(axis=1)
-    if xp is np:
-        columns = columns[:, : max(1, live.max())]
+    if xp is jnp:
+        columns = jnp.argsort(FULL - verdicts, axis=1, stable=True).astype(np.int32)
+    else:  # row by row, since an argsort takes eight bytes for each tile
+        slots = max(1, live.max())
+        order = (np.argsort(FULL - row, stable=True)[:slots] for row in verdicts)
+        columns = np.stack([row.astype(np.int32) for row in order])
     return Plan(columns, full, live)
+
+
+def static_tiles(pairs: Pairs, grid: Grid) -> int | None:
+    """How many tiles are live, or None if that depends on data."""
+    verdicts = _static_verdicts(pairs, grid)
+    return None if verdicts is None else np.count_nonzero(verdicts)
 
 
 def _static_verdicts(pairs: Pairs, grid: Grid) -> np.ndarray | None:
@@ -111,7 +120,7 @@ def _static_verdicts(pairs: Pairs, grid: Grid) -> np.ndarray | None:
     shape = grid.num_rows, grid.num_columns
     mask, q_pos, k_pos = pairs.mask, pairs.q_pos, pairs.k_pos
     if mask is None:
-        return np.full(shape, FULL, np.int32)
+        return np.full(shape, FULL, np.int8)
     if jax.tree.leaves(mask) or not all(
         isinstance(x, np.ndarray) for x in (q_pos, k_pos)
     ):
@@ -129,7 +138,8 @@ def _static_verdicts(pairs: Pairs, grid: Grid) -> np.ndarray | None:
             ranges(q_pos, grid.row_starts, grid.block_q, 1),
             ranges(k_pos, grid.column_starts, grid.block_k, 0),
         )
-    return np.broadcast_to(np.asarray(verdicts, np.int32), shape)
+    # A million keys have 10^7 tiles and more: one byte for each, and a radix sort.
+    return np.broadcast_to(np.asarray(verdicts, np.int8), shape)
 
 
 def _traced_verdicts(pairs: Pairs, grid: Grid) -> jax.Array:
