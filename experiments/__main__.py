@@ -115,6 +115,17 @@ def cost(args: argparse.Namespace) -> None:
     _print_line(console, f"{directory}/cost.json, cost.md, cost.svg")
 
 
+def conformance(args: argparse.Namespace) -> None:
+    """Hold attention functions against claims about edge cases."""
+    from experiments.conformance import hold, table
+
+    reports = hold(args.names, lambda name: print(f"{name} ...", file=sys.stderr))
+    if args.details:
+        print("\n\n".join(map(str, reports.values())))
+    else:
+        print(table(reports, args.all))
+
+
 def report(args: argparse.Namespace) -> None:
     """Write the report of what has been run so far."""
     if not any((args.directory / f"{x}.json").exists() for x in ("sweep", "config")):
@@ -151,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser("python -m experiments", description="Attention experiments.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     parsers = {}
-    for function in (train, sweep, theory, coord, cost, report, sample):
+    for function in (train, sweep, theory, coord, cost, report, sample, conformance):
         name, summary = function.__name__, function.__doc__
         parsers[name] = commands.add_parser(name, help=summary, description=summary)
         parsers[name].set_defaults(run=function, prog=parsers[name].prog)
@@ -166,6 +177,10 @@ def _parser() -> argparse.ArgumentParser:
         overrides.required = False  # Python 3.11 takes all that remains as required
     for name, metavar in (("report", "DIRECTORY"), ("sample", "RUN_DIRECTORY")):
         parsers[name].add_argument("directory", type=Path, metavar=metavar)
+    add = parsers["conformance"].add_argument
+    add("names", nargs="*", metavar="NAME", help="jattn, jax.nn, torch, ...")
+    add("--all", action="store_true", help="list what is wrong of nobody, too")
+    add("--details", action="store_true", help="what was got and what was wanted")
     add = parsers["sample"].add_argument
     add("--prompt", required=True, metavar="TEXT", help="what to continue")
     add("--tokens", type=int, default=256, metavar="N", help="bytes to add")
