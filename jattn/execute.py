@@ -48,7 +48,8 @@ def attend(
     )
     if spec.empty_rows == "mean":
         mean = jnp.repeat(jnp.mean(value, axis=-3), num_heads // value.shape[-2], -2)
-        out = jnp.where(jnp.isneginf(lse)[..., None], mean[..., None, :, :], out)
+        mean = mean[..., None, :, :].astype(out.dtype)
+        out = jnp.where(jnp.isneginf(lse)[..., None], mean, out)
     return out.astype(out_dtype), lse, stats
 
 

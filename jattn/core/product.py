@@ -17,6 +17,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jattn.core.softmax import accumulator
 from jattn.core.varying import alike
 
 
@@ -64,7 +65,7 @@ def _multiply(
             (axes(of_x, batch), axes(of_y, batch)),
         ),
         precision=precision,
-        preferred_element_type=jnp.promote_types(dtype, jnp.float32),
+        preferred_element_type=accumulator(dtype),
     )
     return jnp.transpose(result, axes(_order(letters), list(of_result)))
 
@@ -75,7 +76,7 @@ def _multiply_on_cpu(
     of_result = _names(letters)[2]
     # Of what has to be transposed XLA's CPU compiler does not do every narrow product.
     if not {"t", "s"} <= set(of_result) or _order(letters) != of_result:
-        dtype = jnp.promote_types(dtype, jnp.float32)
+        dtype = accumulator(dtype)
     return _multiply(x, y, letters=letters, dtype=dtype, precision=precision)
 
 

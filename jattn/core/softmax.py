@@ -6,10 +6,17 @@ log-sum-exp -inf, and no other line needs a case for it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+
+def accumulator(dtype: Any) -> np.dtype:
+    """The dtype of scores and sums: float64 for float64 inputs, else float32."""
+    # By numpy: JAX's own promotion may be "strict", and then refuses bfloat16.
+    return np.promote_types(jnp.dtype(dtype), np.float32)
 
 
 def mask_scores(scores: jax.Array, allowed: jax.Array | bool) -> jax.Array:
@@ -73,9 +80,9 @@ def masked_softmax(scores: jax.Array) -> jax.Array:
     forbidden = jnp.isneginf(scores)
     row_max = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     exps = jnp.exp(scores - jax.lax.stop_gradient(finite(row_max)))
-    wide = jnp.promote_types(scores.dtype, jnp.float32)
+    wide = accumulator(scores.dtype)
     total = jnp.sum(exps, axis=-1, keepdims=True, dtype=wide)
-    weights = exps / jnp.where(total == 0, 1, total)
+    weights = exps.astype(wide) / jnp.where(total == 0, 1, total)
     # Forbidden keys again, because a row with a NaN is NaN in every place.
     return jnp.where(forbidden, 0, weights).astype(scores.dtype)
 

@@ -5,7 +5,6 @@ order is always the same: scale, score rules as written, bias, mask last.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jattn.core.dropout import Dropout
 from jattn.core.letters import children, leaf
 from jattn.core.product import product
 from jattn.core.rules import Array, Mask, Rule, Score
+from jattn.core.softmax import accumulator as accumulator
 from jattn.core.softmax import mask_scores
 from jattn.core.spec import AttentionSpec
 
@@ -53,11 +53,6 @@ class Pairs(Rule):
         """Of the queries, (T, 1), and of the keys, (1, S)."""
         assert self.q_pos is not None and self.k_pos is not None
         return self.q_pos[:, None], self.k_pos[None, :]
-
-
-def accumulator(dtype: Any) -> jnp.dtype:
-    """The dtype of scores and sums: float64 for float64 inputs, else float32."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def scores_of_head(
