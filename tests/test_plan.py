@@ -32,7 +32,7 @@ def head_of(mask):
 def pairs_of(mask, num_queries=T, num_keys=S):
     q_pos = np.arange(num_queries, dtype=np.int32)
     k_pos = np.arange(num_keys, dtype=np.int32)
-    return Pairs(1.0, (), mask, q_pos, k_pos).bind(num_queries, num_keys)
+    return Pairs(1.0, (), mask, q_pos, k_pos).bind(num_queries, num_keys, 1)
 
 
 def visited(plan):
