@@ -129,6 +129,17 @@ def attention_fn(
             "attention_fn", "input_positions", input_positions, "T", sizes
         )
         query_positions, key_positions = places, places if sizes.T == sizes.S else None
+    if is_causal and sizes.T == 1 < sizes.S and query_positions is None:
+        raise ValueError(
+            "attention_fn: is_causal counts from the first key, but got T=1 query and "
+            f"S={sizes.S} keys, as in Flax's decode=True. Leave is_causal out there, "
+            "since the mask of the cache is causal, or give query_positions."
+        )
+    if not 0 <= dropout_rate < 1:  # Flax reads a negative rate, and NaN, as none
+        raise ValueError(
+            f"attention_fn: dropout_rate must be in [0, 1), but got {dropout_rate}. It "
+            "is the share of weights that are dropped."
+        )
     options: dict[str, Any] = dict(
         mask=_allowed(mask, is_causal),
         score=score,

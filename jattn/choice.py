@@ -135,6 +135,12 @@ def spec_of(
         ValueError: options do not fit.
         TypeError: an option is of the wrong kind.
     """
+    for name, flag in (("return_lse", return_lse), ("stats", stats)):
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(
+                f"{call.caller}: {name} must be True or False, but got {flag!r}. It "
+                "decides what is returned, so it is static."
+            )
     if return_lse and stats:
         raise ValueError(
             f"{call.caller}: return_lse and stats must not both be True, but got both. "

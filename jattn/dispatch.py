@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from jattn import execute
-from jattn.choice import block_sizes_of as block_sizes_of
 from jattn.choice import choose, empty_rows_of, spec_of
 from jattn.core.boundary import check_vectors
 from jattn.core.rules import Array, Mask, Score

@@ -6,19 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jattn.algorithms.block_sizes import plan_of
 from jattn.choice import block_sizes_of
 from jattn.core.arguments import static_int
 from jattn.core.boundary import Sizes, positions_beside
-from jattn.core.heads import over_heads
 from jattn.core.letters import letters_of
-from jattn.core.plan import Grid
 from jattn.core.rules import Array, Mask
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs
+from jattn.counting import tiles_of
 from jattn.drawing import lines
 from jattn.masks import Dense, everything
 from jattn.prepare import Call, prepare
@@ -144,7 +141,7 @@ def picture(
         align=align,
     )
     one = _of_head(pairs, sizes, align, batch, head)
-    return "\n".join([title, *lines(one), _live_tiles(pairs, one, sizes, spec)])
+    return "\n".join([title, *lines(one), _live_tiles(pairs, sizes, spec)])
 
 
 def _sizes(mask: Any, positions: tuple[Any, ...], T: int, S: int) -> Sizes:
@@ -197,39 +194,21 @@ def _of_head(pairs: Pairs, sizes: Sizes, align: str, batch: int, head: int) -> P
     return Pairs(1.0, (), one.mask, q_pos, k_pos)
 
 
-def _live_tiles(pairs: Pairs, one: Pairs, sizes: Sizes, spec: AttentionSpec) -> str:
+def _live_tiles(pairs: Pairs, sizes: Sizes, spec: AttentionSpec) -> str:
     """How many tiles are visited, by the plan that `attention` makes."""
-    T, S, note = sizes.T, sizes.S, ""
-    if 0 in (T, S):
+    if 0 in (sizes.T, sizes.S):
         return "live tiles: none, as there are no pairs"
-    block_q, block_k = spec.block_sizes
-    while -(-T // block_q) * -(-S // block_k) > MOST_TILES:
+    (block_q, block_k), note = spec.block_sizes, ""
+    while -(-sizes.T // block_q) * -(-sizes.S // block_k) > MOST_TILES:
         block_q, block_k = 2 * block_q, 2 * block_k
         note = f" instead of {spec.block_sizes}"
     if note:
         spec = dataclasses.replace(
             spec, block_sizes=(block_q, block_k), adapt_blocks=False
         )
-    grids: list[Grid] = []
-
-    def planned(q: Any, k: Any, pairs: Pairs) -> tuple[Any, Any]:
-        grid, plan = plan_of(pairs, T, S, spec)
-        grids.append(grid)
-        return plan.live.sum(), plan.full.sum()
-
-    def counted(pairs: Pairs) -> tuple[Any, Any]:
-        query, key = (jnp.zeros((*sizes.batch, n, sizes.N, 1)) for n in (T, S))
-        return over_heads(planned, (query,), (key,), pairs, spec.align, {})
-
-    # Arrays are data to `attention`, and what follows from them is planned as such.
-    if jax.tree.leaves((pairs, one.mask)):
-        counts = jax.jit(counted)(pairs)
-    else:
-        counts = planned(None, None, one)
-    live, full = (int(np.max(x)) for x in counts)
-    grid = grids[0]
-    tiles = grid.num_rows * grid.num_columns
+    tiles = tiles_of("show", sizes, pairs, spec)
+    assert tiles.live is not None  # nothing is traced
     return (
-        f"live tiles: {live} of {tiles} ({live / tiles:.0%}), {full} full, at block "
-        f"sizes ({grid.block_q}, {grid.block_k}){note}"
+        f"live tiles: {tiles.live} of {tiles.total} ({tiles.live / tiles.total:.0%}), "
+        f"{tiles.full} full, at block sizes {tiles.block_sizes}{note}"
     )

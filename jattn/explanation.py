@@ -7,19 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jattn import execute
-from jattn.algorithms.block_sizes import plan_of
 from jattn.choice import choose, spec_of
-from jattn.core.boundary import Sizes, check_vectors, positions_beside
-from jattn.core.heads import over_heads
-from jattn.core.letters import take
-from jattn.core.plan import Grid, make_plan
+from jattn.core.boundary import check_vectors
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs, accumulator
+from jattn.counting import is_traced, tiles_of
 from jattn.dispatch import attention
-from jattn.findings import Explanation, Tiles
+from jattn.findings import Explanation
 from jattn.prepare import Call, prepare
 
 
@@ -66,7 +62,7 @@ def explain(
     heads = math.prod(sizes.batch) * sizes.N
     num_pairs = heads * sizes.T * sizes.S
     has_tiles = num_pairs and spec.implementation == "blockwise"
-    tiles = _tiles(sizes, pairs, spec) if has_tiles else None
+    tiles = tiles_of("explain", sizes, pairs, spec) if has_tiles else None
     computed: float | None = float(num_pairs > 0)
     if tiles is not None:
         tile = math.prod(tiles.block_sizes)
@@ -127,7 +123,7 @@ def _prepared(call: Call, rules: dict[str, Any]) -> tuple[Pairs, str]:
         ]
         with jax.ensure_compile_time_eval():  # what is known stays known
             pairs, align = prepare(call, **jax.tree.unflatten(structure, filled))
-        pairs = jax.tree.map(lambda x: _described(x) if _is_traced(x) else x, pairs)
+        pairs = jax.tree.map(lambda x: _described(x) if is_traced(x) else x, pairs)
         found.append((pairs, align))
 
     if not shapes:
@@ -136,74 +132,9 @@ def _prepared(call: Call, rules: dict[str, Any]) -> tuple[Pairs, str]:
     return found[0]
 
 
-def _is_traced(x: Any) -> bool:
-    return isinstance(x, (jax.core.Tracer, jax.ShapeDtypeStruct))
-
-
 def _described(arrays: Any) -> Any:
     """The shapes and dtypes of arrays."""
     return jax.eval_shape(lambda x: x, arrays)
-
-
-def _tiles(sizes: Sizes, pairs: Pairs, spec: AttentionSpec) -> Tiles:
-    """The tiles of `blockwise`, by its own plan."""
-    # What else the rules hold makes no difference to a plan.
-    given = pairs.mask, pairs.q_pos, pairs.k_pos
-    data = [] if pairs.mask is None else jax.tree.leaves(given)
-    block_q, block_k = spec.block_sizes
-    grid = Grid(sizes.T, sizes.S, min(block_q, sizes.T), min(block_k, sizes.S))
-    if any(map(_is_traced, data)):
-        return Tiles(grid[2:], (grid.num_rows, grid.num_columns))
-    q_pos = positions_beside("explain", None, sizes.T, sizes.S, spec.align)
-    placed = Pairs(
-        None,
-        (),
-        pairs.mask,
-        q_pos if pairs.q_pos is None else pairs.q_pos,
-        np.arange(sizes.S, dtype=np.int32) if pairs.k_pos is None else pairs.k_pos,
-    )
-    bound = placed.bind(sizes.T, sizes.S, sizes.N)
-    if data or jax.tree.leaves(bound.mask):
-        with jax.ensure_compile_time_eval():
-            found = _counts(placed, sizes=sizes, grid=grid)
-            (full, live), alone = (np.asarray(x).tolist() for x in found)
-        per_head = min(alone), max(alone)
-    else:
-        grid, plan = plan_of(bound, sizes.T, sizes.S, spec)
-        full, live = int(plan.full.sum()), int(plan.live.sum())
-        per_head = live, live
-    shape = grid.num_rows, grid.num_columns
-    return Tiles(grid[2:], shape, full, live, per_head)
-
-
-@functools.partial(jax.jit, static_argnames=("sizes", "grid"))
-def _counts(pairs: Pairs, *, sizes: Sizes, grid: Grid) -> tuple[jax.Array, jax.Array]:
-    """FULL and live tiles of the plan for all, and live tiles of each by itself."""
-
-    def counts(pairs: Pairs) -> jax.Array:
-        # Row by row, since a plan of 10^8 tiles is larger than what it is to explain.
-        def in_row(i: jax.Array) -> jax.Array:
-            row = take(pairs, "T", grid.row_start(i), grid.block_q)
-            plan = make_plan(row, grid._replace(num_queries=grid.block_q))
-            return jnp.asarray([plan.full[0], plan.live[0]])
-
-        return jax.lax.map(in_row, np.arange(grid.num_rows)).sum(axis=0)
-
-    def over(fn: Any) -> jax.Array:
-        q = jnp.zeros((*sizes.batch, sizes.T, sizes.N, 1))
-        k = jnp.zeros((*sizes.batch, sizes.S, sizes.K, 1))
-        of_head = lambda q, k, pairs: fn(pairs)  # noqa: E731
-        return over_heads(of_head, (q,), (k,), pairs, "start", {}).reshape(-1, 2)
-
-    def by_itself(pairs: Pairs) -> jax.Array:
-        # In a map that is a loop, each head and batch row has a plan of its own.
-        leaves, structure = jax.tree.flatten(pairs)
-        of = jax.custom_batching.sequential_vmap(
-            lambda *leaves: counts(jax.tree.unflatten(structure, leaves))
-        )
-        return of(*leaves)
-
-    return over(counts)[0], over(by_itself)[:, 1]
 
 
 def _flops(

@@ -2,44 +2,7 @@
 
 import dataclasses
 
-
-@dataclasses.dataclass(frozen=True)
-class Tiles:
-    """The tiles of one head, of which those that are not EMPTY are computed.
-
-    Where the mask or the positions are data, one plan serves all batch rows and heads:
-    a tile is computed for all if one of them needs it.
-
-    Attributes:
-        block_sizes: (queries, keys) of a tile.
-        grid: (rows, columns) of tiles.
-        full: how many are computed without the mask; None if that is known only at run
-            time, as in the following.
-        live: how many are computed.
-        per_head: the fewest and the most that a head of a batch row needs by itself.
-    """
-
-    block_sizes: tuple[int, int]
-    grid: tuple[int, int]
-    full: int | None = None
-    live: int | None = None
-    per_head: tuple[int, int] | None = None
-
-    @property
-    def total(self) -> int:
-        """How many there are."""
-        return self.grid[0] * self.grid[1]
-
-    @property
-    def partial(self) -> int | None:
-        """How many are computed with the mask."""
-        known = self.live is not None and self.full is not None
-        return self.live - self.full if known else None  # type: ignore[operator]
-
-    @property
-    def empty(self) -> int | None:
-        """How many are left out."""
-        return None if self.live is None else self.total - self.live
+from jattn.counting import Tiles
 
 
 @dataclasses.dataclass(frozen=True)

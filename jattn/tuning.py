@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jattn.algorithms.block_sizes import default_block_sizes
+from jattn.choice import block_sizes_of
 from jattn.core.boundary import check_vectors
-from jattn.dispatch import attention, block_sizes_of
+from jattn.dispatch import attention
 from jattn.prepare import Call
 
 CANDIDATES = {
@@ -84,7 +84,7 @@ def tune(
         )
     if candidates is None:
         backend = jax.default_backend()
-        found = [default_block_sizes(backend, sizes.N // max(sizes.K, 1))]
+        found = [block_sizes_of(call, None)]
         found += CANDIDATES.get(backend, CANDIDATES["gpu"])
     else:
         found = [block_sizes_of(call, pair) for pair in candidates]

@@ -105,7 +105,13 @@ def dense_jax(
     return out, jnp.swapaxes(lse, -1, -2)
 
 
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+jit = functools.partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_cpu_use_fusion_emitters": False,
+    },
+)
 """jax.jit that compiles twice as fast; LLVM's optimiser is not under test."""
 
 

@@ -386,3 +386,18 @@ def test_what_the_frameworks_do_not_share_goes_by_name_only():
     q, k = vectors()
     with pytest.raises(TypeError, match="positional"):
         jattn.attention_fn(q, k, k, *[None] * 9, True)
+
+
+def test_a_causal_flag_while_decoding_is_refused_and_not_read_from_the_first_key():
+    """Flax 0.12.8 passes it on: every later token would see the first key alone."""
+    module = InNNX(jattn.attention_fn)
+    with pytest.raises(ValueError, match=r"is_causal.*T=1.*S=7.*decode=True"):
+        module.steps(X[:, :1], is_causal=True)
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize("rate", [-0.5, float("nan"), 1.5])
+def test_a_rate_that_flax_reads_as_none_is_refused(framework, rate):
+    module = framework(jattn.attention_fn, dropout_rate=rate)
+    with pytest.raises(ValueError, match=rf"attention_fn: dropout_rate .*{rate}"):
+        module(module.state, X, deterministic=True)

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import pathlib
 import pkgutil
 import re
@@ -37,8 +38,11 @@ def test_an_example_prints_what_it_says(example):
 
 
 def test_public_functions_have_examples_or_a_formula():
-    for name in ("attention", "attention_weights", "scaled_scores", "rotary"):
-        assert "Example:" in getattr(jattn, name).__doc__, name
+    modules = (jattn, jattn.masks, jattn.scores, jattn.diagnostics, jattn.testing)
+    for module in modules:
+        for name, value in vars(module).items():
+            if inspect.isfunction(value):
+                assert "Example:" in value.__doc__, name
 
 
 def test_the_python_of_the_readme_runs():

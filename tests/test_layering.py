@@ -17,6 +17,7 @@ LAYERS = [
         "jattn.diagnostics",
         "jattn.tuning",
         "jattn.findings",
+        "jattn.counting",
         "jattn.explanation",
         "jattn.selfcheck",
         "jattn.__main__",
@@ -66,6 +67,17 @@ def imports_of(path):
                 place = PACKAGE.parent / whole.replace(".", "/")
                 is_module = place.is_dir() or place.with_suffix(".py").exists()
                 yield whole if is_module else node.module
+
+
+def exports(path):
+    """The functions and classes that a package makes public."""
+    return {
+        alias.asname
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module != module_of(path)
+        for alias in node.names
+        if alias.asname
+    }
 
 
 def within(module, parents):
@@ -124,13 +136,11 @@ def test_nothing_private_of_jax_and_flax_only_in_its_own_folder(path):
     assert "jax._src" not in path.read_text()
 
 
-@pytest.mark.parametrize("folder", [PACKAGE, PACKAGE / "masks"], ids=module_of)
+@pytest.mark.parametrize(
+    "folder",
+    [path.parent for path in FILES if path.stem == "__init__" and exports(path)],
+    ids=module_of,
+)
 def test_no_module_has_the_name_of_a_public_function(folder):
-    exported = ast.parse((folder / "__init__.py").read_text())
-    names = {
-        alias.asname
-        for node in ast.walk(exported)
-        if isinstance(node, ast.ImportFrom) and node.module != "jattn"
-        for alias in node.names
-    }
-    assert names and not names & {path.stem for path in folder.glob("[a-z]*.py")}
+    names = exports(folder / "__init__.py")
+    assert not names & {path.stem for path in folder.glob("[a-z]*.py")}

@@ -145,7 +145,7 @@ def dot_product_attention(
             bias=bias,
             scale=scale,
             query_positions="start",
-            return_lse=return_residual,
+            return_lse=bool(return_residual),
         )
     if not return_residual:
         return results.reshape(shape)

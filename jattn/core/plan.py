@@ -101,18 +101,18 @@ def make_plan(pairs: Pairs, grid: Grid) -> Plan:
     full = (verdicts == FULL).sum(axis=1)
     live = (verdicts != EMPTY).sum(axis=1)
     if xp is jnp:
-        columns = jnp.argsort(FULL - verdicts, axis=1, stable=True).astype(np.int32)
-    else:  # row by row, since an argsort takes eight bytes for each tile
-        slots = max(1, live.max())
-        order = (np.argsort(FULL - row, stable=True)[:slots] for row in verdicts)
-        columns = np.stack([row.astype(np.int32) for row in order])
-    return Plan(columns, full, live)
+        columns = jnp.argsort(FULL - verdicts, axis=1, stable=True)
+        return Plan(columns.astype(np.int32), full, live)
+    # Row by row, since an argsort takes eight bytes for each tile.
+    slots = max(1, live.max())
+    order = (np.argsort(FULL - row, stable=True)[:slots] for row in verdicts)
+    return Plan(np.stack([row.astype(np.int32) for row in order]), full, live)
 
 
 def static_tiles(pairs: Pairs, grid: Grid) -> int | None:
     """How many tiles are live, or None if that depends on data."""
     verdicts = _static_verdicts(pairs, grid)
-    return None if verdicts is None else np.count_nonzero(verdicts)
+    return None if verdicts is None else int(np.count_nonzero(verdicts))
 
 
 def _static_verdicts(pairs: Pairs, grid: Grid) -> np.ndarray | None:

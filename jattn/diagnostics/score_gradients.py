@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jattn import execute
+from jattn.choice import block_sizes_of
 from jattn.core.boundary import check_floating, check_vectors
 from jattn.core.rules import Array, Mask, Score
 from jattn.core.spec import AttentionSpec
-from jattn.dispatch import block_sizes_of
 from jattn.prepare import Call, check_dropout, prepare
 
 NAME = "score_gradient_rows"
