@@ -5,6 +5,7 @@ from a seed that the report's head shows and --hypothesis-seed sets.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from calling import compiled_laws, compiled_stats, compiled_tangents, has_pairs, holds
 from oracle import assert_close, assert_gradient_close, assert_same_bits
