@@ -118,6 +118,16 @@ def test_other_data_is_no_other_program_forwards_or_backwards(compiled):
         assert_is(got, dense_with_gradient(X, ALLOWED["all"](data(n))))
 
 
+@pytest.mark.parametrize("blocks", [None, BLOCKS])
+def test_a_hundred_arrays_of_ids_are_one_program(compiled, blocks):
+    for n in range(100):
+        jattn.attention(
+            X, X, X, mask=MASKS["segments"](DATA["segments"](n)), block_sizes=blocks
+        )
+        assert bool(compiled) == (n == 0)
+        compiled.clear()
+
+
 @pytest.mark.parametrize(
     "name, x_axis", [("segments", None), pytest.param("lengths", 0, marks=SLOW)]
 )
