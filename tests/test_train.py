@@ -164,7 +164,11 @@ def test_a_killed_run_ends_bitwise_as_an_uninterrupted_one(tmp_path):
 
     def command(name):
         args = [sys.executable, "-m", "experiments", "train", str(config)]
-        env = os.environ | {"JAX_PLATFORMS": "cpu"}
+        compiled_once = {
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        env = os.environ | {"JAX_PLATFORMS": "cpu"} | compiled_once
         quiet = subprocess.DEVNULL
         return subprocess.Popen(
             [*args, "--name", name], env=env, stdout=quiet, stderr=quiet
