@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import masks
-from jattn.core.boundary import check_positions, check_vectors
+from jattn.core.boundary import Sizes, check_positions, check_vectors
 from jattn.core.dropout import Shared
 from jattn.core.rules import Array, Mask, Score
-from jattn.dispatch import attention, attention_weights
+from jattn.dispatch import attend_as, attention_weights
+from jattn.prepare import check_rate
+
+CALLER = "attention_fn"
 
 
 def attention_fn(
@@ -116,71 +119,79 @@ def attention_fn(
     _check_product("einsum_dot_general", einsum_dot_general, jax.lax.dot_general)
     _check_product("qk_attn_weights_einsum", qk_attn_weights_einsum, jnp.einsum)
     _check_product("attn_weights_value_einsum", attn_weights_value_einsum, jnp.einsum)
-    promote = promote_dtype or _promoted
-    query, key, value = promote((query, key, value), dtype=dtype)
-    sizes = check_vectors("attention_fn", query, key, value)
-    if input_positions is not None:
-        if query_positions is not None or key_positions is not None:
-            raise ValueError(
-                "attention_fn: input_positions are those of queries and keys, but got "
-                "query_positions or key_positions too. Leave out one or the other."
-            )
-        places = check_positions(
-            "attention_fn", "input_positions", input_positions, "T", sizes
-        )
-        query_positions, key_positions = places, places if sizes.T == sizes.S else None
-    if is_causal and sizes.T == 1 < sizes.S and query_positions is None:
-        raise ValueError(
-            "attention_fn: is_causal counts from the first key, but got T=1 query and "
-            f"S={sizes.S} keys, as in Flax's decode=True. Leave is_causal out there, "
-            "since the mask of the cache is causal, or give query_positions."
-        )
-    if not 0 <= dropout_rate < 1:  # Flax reads a negative rate, and NaN, as none
-        raise ValueError(
-            f"attention_fn: dropout_rate must be in [0, 1), but got {dropout_rate}. It "
-            "is the share of weights that are dropped."
-        )
+    query, key, value = (promote_dtype or _promoted)((query, key, value), dtype=dtype)
+    sizes = check_vectors(CALLER, query, key, value)
     options: dict[str, Any] = dict(
         mask=_allowed(mask, is_causal),
         score=score,
         bias=bias,
         scale=scale,
         sinks=sinks,
-        query_positions="start" if query_positions is None else query_positions,
-        key_positions=key_positions,
         empty_rows=empty_rows,
         precision=precision,
     )
-    if module is not None:
-        weights = attention_weights(query, key, **options)
-        if not force_fp32_for_softmax:
-            weights = weights.astype(query.dtype)
-        # The collection of Linen, and NNX's name of nnx.Intermediate.
-        module.sow("intermediates", "attention_weights", weights)
-    if not deterministic and dropout_rate:
-        if dropout_rng is None:
-            raise ValueError(
-                "attention_fn: dropout needs dropout_rng, but got "
-                f"{dropout_rate=}, deterministic=False and dropout_rng=None. Give "
-                "jax.random.key(seed), or deterministic=True."
-            )
-        rng = Shared(dropout_rng) if broadcast_dropout else dropout_rng
-        options |= dict(dropout_rate=dropout_rate, dropout_rng=rng)
-    return attention(
+    options |= _positions(
+        sizes, is_causal, input_positions, query_positions, key_positions
+    )
+    rate = check_rate(CALLER, dropout_rate)  # Flax reads one below 0, and NaN, as none
+    dropout: dict[str, Any] = {}
+    if rate and not deterministic:
+        rng: Any = dropout_rng
+        rng = Shared(rng) if broadcast_dropout else rng
+        dropout = dict(dropout_rate=rate, dropout_rng=rng)
+    out = attend_as(
+        CALLER,
         query,
         key,
         value,
         implementation=implementation,
         block_sizes=block_sizes,
         **options,
+        **dropout,
     )
+    if module is not None:
+        weights = attention_weights(query, key, **options)
+        _sow(module, weights if force_fp32_for_softmax else weights.astype(query.dtype))
+    return out
+
+
+def _positions(
+    sizes: Sizes,
+    is_causal: bool,
+    input_positions: Any,
+    query_positions: Any,
+    key_positions: Any,
+) -> dict[str, Any]:
+    """Where queries and keys stand, as options of `attention`."""
+    if input_positions is not None:
+        if query_positions is not None or key_positions is not None:
+            raise ValueError(
+                f"{CALLER}: input_positions are those of queries and keys, but got "
+                "query_positions or key_positions too. Leave out one or the other."
+            )
+        places = check_positions(CALLER, "input_positions", input_positions, "T", sizes)
+        query_positions, key_positions = places, places if sizes.T == sizes.S else None
+    if is_causal and sizes.T == 1 < sizes.S and query_positions is None:
+        raise ValueError(
+            f"{CALLER}: is_causal counts from the first key, but got T=1 query and "
+            f"S={sizes.S} keys, as in Flax's decode=True. Leave is_causal out there, "
+            "since the mask of the cache is causal, or give query_positions."
+        )
+    if query_positions is None:
+        query_positions = "start"
+    return dict(query_positions=query_positions, key_positions=key_positions)
+
+
+def _sow(module: Any, weights: jax.Array) -> None:
+    # The collection of Linen, and NNX's name of nnx.Intermediate.
+    module.sow("intermediates", "attention_weights", weights)
 
 
 def _check_product(name: str, given: Any, default: Callable[..., Any]) -> None:
     if given is not None and given is not default:
         raise NotImplementedError(
-            f"attention_fn: {name} must be None, since the products are made tile by "
-            f"tile and differentiated by jattn, but got {given!r}. Leave it out, or "
+            f"{CALLER}: {name} must be None, since the products are made tile by tile "
+            f"and differentiated by jattn, but got {given!r}. Leave it out, or "
             "use flax.linen.dot_product_attention with it."
         )
 

@@ -7,9 +7,11 @@ import jax
 import numpy as np
 
 from jattn.algorithms.block_sizes import default_block_sizes
+from jattn.core.arguments import int_of
 from jattn.core.boundary import one_of
 from jattn.core.spec import AttentionSpec
-from jattn.prepare import Call, check_dropout
+from jattn.core.tile import Pairs
+from jattn.prepare import Call, check_dropout, prepare
 
 EMPTY_ROWS = ("zero", "mean")
 
@@ -88,16 +90,13 @@ def block_sizes_of(call: Call, given: Any) -> tuple[int, int]:
     if given is None:
         groups = max(call.sizes.N // max(call.sizes.K, 1), 1)
         return default_block_sizes(jax.default_backend(), groups)
-    pair = isinstance(given, (tuple, list)) and len(given) == 2
-    ints = pair and all(
-        isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in given
-    )
-    if not ints or min(given) < 1:
+    pair = tuple(map(int_of, given)) if isinstance(given, (tuple, list)) else ()
+    if len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
         raise ValueError(
             f"{call.caller}: block_sizes must be two positive ints (queries, keys), "
             f"but got {given!r}. jattn.tune finds good ones."
         )
-    return int(given[0]), int(given[1])
+    return pair
 
 
 def empty_rows_of(call: Call, empty_rows: str, sinks: Any) -> str:
@@ -114,22 +113,25 @@ def empty_rows_of(call: Call, empty_rows: str, sinks: Any) -> str:
     return one_of(call.caller, "empty_rows", empty_rows, EMPTY_ROWS)
 
 
-def spec_of(
+def arrange(
     call: Call,
-    choice: Choice,
-    *,
     dtype: Any,
-    align: str,
+    *,
+    sinks: Any,
+    implementation: Any,
     block_sizes: Any,
     empty_rows: str,
-    sinks: Any,
     precision: Any,
     return_lse: bool,
     stats: bool,
     dropout_rate: Any,
     dropout_rng: Any,
-) -> AttentionSpec:
-    """All that is static about a call of `attention`.
+    **rules: Any,
+) -> tuple[Pairs, AttentionSpec, dict[str, str]]:
+    """What all arguments of `attention` but the vectors come to.
+
+    Returns:
+        The rules, what is static, and for every algorithm why it was taken or not.
 
     Raises:
         ValueError: options do not fit.
@@ -146,7 +148,9 @@ def spec_of(
             f"{call.caller}: return_lse and stats must not both be True, but got both. "
             "Stats holds lse too."
         )
-    return AttentionSpec(
+    pairs, align = prepare(call, sinks=sinks, **rules)
+    choice = choose(call, implementation, block_sizes)
+    spec = AttentionSpec(
         implementation=choice.implementation,
         dtype=str(dtype),
         block_sizes=choice.block_sizes,
@@ -157,3 +161,4 @@ def spec_of(
         stats=bool(stats),
         dropout_rate=check_dropout(call, dropout_rate, dropout_rng),
     )
+    return pairs, spec, choice.reasons

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jattn.algorithms.block_sizes import plan_of
+from jattn.core.arguments import is_known
 from jattn.core.boundary import Sizes, positions_beside
 from jattn.core.heads import over_heads
 from jattn.core.letters import take
@@ -56,11 +57,6 @@ class Tiles:
         return None if self.live is None else self.total - self.live
 
 
-def is_traced(x: Any) -> bool:
-    """Whether only the shape and the dtype of an array are known."""
-    return isinstance(x, (jax.core.Tracer, jax.ShapeDtypeStruct))
-
-
 def tiles_of(caller: str, sizes: Sizes, pairs: Pairs, spec: AttentionSpec) -> Tiles:
     """The tiles of `blockwise`, by its own plan; T and S are not 0.
 
@@ -75,8 +71,8 @@ def tiles_of(caller: str, sizes: Sizes, pairs: Pairs, spec: AttentionSpec) -> Ti
     data = [] if pairs.mask is None else jax.tree.leaves(given)
     block_q, block_k = spec.block_sizes
     grid = Grid(sizes.T, sizes.S, min(block_q, sizes.T), min(block_k, sizes.S))
-    if any(map(is_traced, data)):
-        return Tiles(grid[2:], (grid.num_rows, grid.num_columns))
+    if not all(map(is_known, data)):
+        return Tiles((grid.block_q, grid.block_k), (grid.num_rows, grid.num_columns))
     q_pos = positions_beside(caller, None, sizes.T, sizes.S, spec.align)
     placed = Pairs(
         None,
@@ -96,7 +92,7 @@ def tiles_of(caller: str, sizes: Sizes, pairs: Pairs, spec: AttentionSpec) -> Ti
         full, live = int(plan.full.sum()), int(plan.live.sum())
         per_head = live, live
     shape = grid.num_rows, grid.num_columns
-    return Tiles(grid[2:], shape, full, live, per_head)
+    return Tiles((grid.block_q, grid.block_k), shape, full, live, per_head)
 
 
 @functools.partial(jax.jit, static_argnames=("sizes", "grid"))
@@ -112,10 +108,12 @@ def _counts(pairs: Pairs, *, sizes: Sizes, grid: Grid) -> tuple[jax.Array, jax.A
 
         return jax.lax.map(in_row, np.arange(grid.num_rows)).sum(axis=0)
 
-    def over(fn: Any) -> jax.Array:
+    def over(fn: Callable[[Pairs], jax.Array]) -> jax.Array:
+        def of_head(q: jax.Array, k: jax.Array, pairs: Pairs) -> jax.Array:
+            return fn(pairs)
+
         q = jnp.zeros((*sizes.batch, sizes.T, sizes.N, 1))
         k = jnp.zeros((*sizes.batch, sizes.S, sizes.K, 1))
-        of_head = lambda q, k, pairs: fn(pairs)  # noqa: E731
         return over_heads(of_head, (q,), (k,), pairs, "start", {}).reshape(-1, 2)
 
     def by_itself(pairs: Pairs) -> jax.Array:

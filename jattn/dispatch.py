@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn import execute
-from jattn.choice import choose, empty_rows_of, spec_of
+from jattn.choice import arrange, empty_rows_of
 from jattn.core.boundary import check_vectors
 from jattn.core.rules import Array, Mask, Score
 from jattn.core.spec import AttentionSpec
@@ -108,36 +108,40 @@ def attention(
         >>> stats.max_prob[0, 0]  # the first query sees itself only
         Array([1., 1., 1., 1.], dtype=float32)
     """
-    sizes = check_vectors("attention", query, key, value)
-    call = Call("attention", sizes)
-    pairs, align = prepare(
-        call,
+    return attend_as(
+        "attention",
+        query,
+        key,
+        value,
         mask=mask,
         score=score,
         bias=bias,
         scale=scale,
         sinks=sinks,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
         query_positions=query_positions,
         key_positions=key_positions,
-    )
-    spec = spec_of(
-        call,
-        choose(call, implementation, block_sizes),
-        dtype=jnp.result_type(query, key, value),
-        align=align,
+        implementation=implementation,
         block_sizes=block_sizes,
         empty_rows=empty_rows,
-        sinks=sinks,
         precision=precision,
         return_lse=return_lse,
         stats=stats,
-        dropout_rate=dropout_rate,
-        dropout_rng=dropout_rng,
     )
+
+
+def attend_as(caller: str, query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`attention`, with its options and their defaults, whose errors name `caller`."""
+    options = (attention.__kwdefaults__ or {}) | options
+    call = Call(caller, check_vectors(caller, query, key, value))
+    pairs, spec, _ = arrange(call, jnp.result_type(query, key, value), **options)
     out, lse, measured = execute.attend(
-        query, key, value, pairs, dropout_rng, spec=spec
+        query, key, value, pairs, options["dropout_rng"], spec=spec
     )
-    return (out, measured) if stats else (out, lse) if return_lse else out
+    if options["stats"]:
+        return out, measured
+    return (out, lse) if options["return_lse"] else out
 
 
 def attention_weights(

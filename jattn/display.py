@@ -9,16 +9,16 @@ import jax
 import numpy as np
 
 from jattn.choice import block_sizes_of
-from jattn.core.arguments import static_int
+from jattn.core.arguments import int_of, is_known, static_int
 from jattn.core.boundary import Sizes, positions_beside
-from jattn.core.letters import letters_of
+from jattn.core.letters import letters_of, sizes_along
 from jattn.core.rules import Array, Mask
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs
 from jattn.counting import tiles_of
 from jattn.drawing import lines
-from jattn.masks import Dense, everything
-from jattn.prepare import Call, prepare
+from jattn.masks import everything
+from jattn.prepare import Call, prepare, rule_of
 
 MOST_TILES = 2**18
 """Larger tiles are counted where there would be more, so that it takes no second."""
@@ -79,60 +79,27 @@ def show(
         7 # . . . . # # #
         live tiles: 9 of 16 (56%), 0 full, at block sizes (2, 2)
     """
-    print(
-        picture(
-            mask,
-            T,
-            S,
-            query_positions=query_positions,
-            key_positions=key_positions,
-            batch=batch,
-            head=head,
-            block_sizes=block_sizes,
-        )
-    )
-
-
-def picture(
-    mask: Mask | Array | None,
-    T: int,
-    S: int | None = None,
-    *,
-    query_positions: Any = None,
-    key_positions: Any = None,
-    batch: int = 0,
-    head: int = 0,
-    block_sizes: tuple[int, int] | None = None,
-) -> str:
-    """The text that `show` prints, from the same arguments."""
     T = static_int("show", "T", T, 0)
     S = T if S is None else static_int("show", "S", S, 0)
-    given = mask, query_positions, key_positions
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given)):
+    mask = everything() if mask is None else rule_of("show", mask)
+    positions = query_positions, key_positions
+    if not all(map(is_known, jax.tree.leaves((mask, positions)))):
         raise TypeError(
-            "show: it prints and must be called with arrays, but got traced ones. Call "
-            "it outside jax.jit."
+            "show: it prints and must be called with arrays, but got traced ones, or "
+            "shapes only. Call it outside jax.jit."
         )
-    mask = everything() if mask is None else mask
-    sizes = _sizes(mask, (query_positions, key_positions), T, S)
+    sizes = _sizes(mask, positions, T, S)
     call = Call("show", sizes)
     pairs, align = prepare(
-        call,
-        mask=mask,
-        score=None,
-        bias=None,
-        scale=None,
-        sinks=None,
-        query_positions=query_positions,
-        key_positions=key_positions,
+        call, mask=mask, query_positions=query_positions, key_positions=key_positions
     )
-    title = f"{pairs.mask}, {T=}, {S=}"
+    title = f"{mask}, {T=}, {S=}"
     num_rows = math.prod(sizes.batch)
     for name, index, size in (("batch", batch, num_rows), ("head", head, sizes.N)):
-        if type(index) is not int or not 0 <= index < size:
+        if type(int_of(index)) is not int or not 0 <= index < size:
             raise ValueError(
                 f"show: {name} must be an int below {size}, as the mask and the "
-                f"positions have {size}, but got {index!r}."
+                f"positions have {size}, but got {index!r}. Count from 0."
             )
         title += f", {name}={index} of {size}" if size > 1 else ""
     spec = AttentionSpec(
@@ -141,28 +108,24 @@ def picture(
         align=align,
     )
     one = _of_head(pairs, sizes, align, batch, head)
-    return "\n".join([title, *lines(one), _live_tiles(pairs, sizes, spec)])
+    print(title, *lines(one), _live_tiles(pairs, sizes, spec), sep="\n")
 
 
-def _sizes(mask: Any, positions: tuple[Any, ...], T: int, S: int) -> Sizes:
+def _sizes(rule: Any, positions: tuple[Any, ...], T: int, S: int) -> Sizes:
     """Sizes for which the mask and the positions may have been made.
 
     What does not fit them is refused by `prepare`, with its name.
     """
-    rule = mask if isinstance(mask, Mask) else Dense(mask)
     batches = [np.shape(x)[:-1] for x in positions]
-    heads = [1]
     for array, letters in zip(jax.tree.leaves(rule), letters_of(rule), strict=True):
         shape = np.shape(array)
         if "B" in letters:
             batches.append(shape[: max(0, len(shape) - len(letters) + 1)])
-        place = len(letters) - letters.find("N")
-        if "N" in letters and place <= len(shape):
-            heads.append(shape[-place])
     rank = max(map(len, batches))
     padded = [(1,) * (rank - len(x)) + x for x in batches]
     batch = tuple(map(_widest, zip(*padded, strict=True)))
-    return Sizes(batch, T, S, _widest(heads), _widest(heads), 1)
+    heads = max([1, *sizes_along(rule, "N")])
+    return Sizes(batch, T, S, heads, heads, 1)
 
 
 def _widest(sizes: Iterable[int]) -> int:

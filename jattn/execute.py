@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jattn.algorithms import blockwise, reference, score_gradients
-from jattn.core.dropout import dropout_of
+from jattn.core.dropout import Shared, dropout_of
 from jattn.core.heads import over_heads
 from jattn.core.rules import Array
 from jattn.core.spec import AttentionSpec
@@ -27,7 +27,7 @@ def attend(
     key: jax.Array,
     value: jax.Array,
     pairs: Pairs,
-    dropout_rng: jax.Array | None,
+    dropout_rng: jax.Array | Shared | None,
     *,
     spec: AttentionSpec,
 ) -> tuple[jax.Array, jax.Array, Stats | None]:
@@ -58,7 +58,7 @@ def weights(
     query: jax.Array,
     key: jax.Array,
     pairs: Pairs,
-    dropout_rng: jax.Array | None,
+    dropout_rng: jax.Array | Shared | None,
     *,
     spec: AttentionSpec,
 ) -> jax.Array:
@@ -82,7 +82,7 @@ def score_gradient_rows(
     out_gradient: jax.Array,
     lse_gradient: jax.Array | None,
     pairs: Pairs,
-    dropout_rng: jax.Array | None,
+    dropout_rng: jax.Array | Shared | None,
     *,
     spec: AttentionSpec,
 ) -> jax.Array:
@@ -120,7 +120,7 @@ def score(
 
 def _completed(
     pairs: Pairs,
-    dropout_rng: jax.Array | None,
+    dropout_rng: jax.Array | Shared | None,
     query: jax.Array,
     key: jax.Array,
     spec: AttentionSpec,

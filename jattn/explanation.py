@@ -1,5 +1,6 @@
 """What `attention` would do with a call, and what that takes."""
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -9,14 +10,77 @@ import jax
 import jax.numpy as jnp
 
 from jattn import execute
-from jattn.choice import choose, spec_of
+from jattn.choice import arrange
+from jattn.core.arguments import is_known
 from jattn.core.boundary import check_vectors
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs, accumulator
-from jattn.counting import is_traced, tiles_of
+from jattn.counting import Tiles, tiles_of
 from jattn.dispatch import attention
-from jattn.findings import Explanation
-from jattn.prepare import Call, prepare
+from jattn.prepare import Call
+from jattn.reports import shown_bytes
+
+UNKNOWN = "known only at run time"
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `explain` found; as a string it is less than a screen.
+
+    Attributes:
+        shapes: of query, key, value and out.
+        dtype: what the products of vectors multiply.
+        backend: `jax.default_backend()`, for which the choice was made.
+        devices: how many of which kind it has.
+        implementation: the algorithm that was chosen.
+        reasons: for every algorithm, why it was taken or not.
+        tiles: what `blockwise` visits; None for whole rows, and where there is no pair.
+        computed: pairs in tiles that are computed, as a share of the T S pairs of a
+            head; above 1 where tiles overlap at the edges. None if that is known only
+            at run time.
+        flops: of the matrix products, forward and forward + backward, for all heads
+            and batch rows; likewise.
+        temp_bytes: temporary memory of the compiled program, forward and forward +
+            backward with respect to query, key and value, as its compiler plans it.
+            None if it was not asked for, or the compiler does not say.
+        matrix_bytes: what one matrix of logits (*B, N, T, S) would take.
+        out_bytes: what the output takes.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    dtype: str
+    backend: str
+    devices: str
+    implementation: str
+    reasons: dict[str, str]
+    tiles: Tiles | None
+    computed: float | None
+    flops: tuple[int, int] | None
+    temp_bytes: tuple[int, int] | None
+    matrix_bytes: int
+    out_bytes: int
+
+    def __str__(self) -> str:
+        vectors = ("query", "key", "value")
+        shapes = ", ".join(f"{name} {self.shapes[name]}" for name in vectors)
+        lines = [("call", f"{shapes}, {self.dtype}")]
+        lines += [("backend", f"{self.backend}, {self.devices}")]
+        for name, reason in self.reasons.items():
+            chosen = name == self.implementation
+            lines += [(name, f"{'chosen' if chosen else 'not taken'}: {reason}")]
+        if self.tiles is not None:
+            lines += _lines_of_tiles(self.tiles)
+        share = UNKNOWN if self.computed is None else f"{self.computed:.1%} of T x S"
+        lines += [("pairs", share)]
+        if self.flops is not None:
+            lines += [("FLOPs", "{:.3g}, {:.3g} with the gradient".format(*self.flops))]
+        if self.temp_bytes is not None:
+            forward, both = map(shown_bytes, self.temp_bytes)
+            lines += [("temporary", f"{forward}, {both} with the gradient")]
+        matrix = f"{shown_bytes(self.matrix_bytes)} for each matrix (*B, N, T, S)"
+        lines += [("whole rows", matrix)]
+        lines += [("output", f"{shown_bytes(self.out_bytes)}, {self.shapes['out']}")]
+        return "\n".join(f"{name:<12}{text}" for name, text in lines)
 
 
 def explain(
@@ -57,8 +121,9 @@ def explain(
     value = key if value is None else value
     shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
     shapes["out"] = (*query.shape[:-1], value.shape[-1])
-    call = Call("explain", sizes)
-    pairs, spec, reasons = _arranged(call, query, key, value, options)
+    dtype = jnp.result_type(query.dtype, key.dtype, value.dtype)
+    options = _completed(query, key, value, options)
+    pairs, spec, reasons = _arranged(Call("explain", sizes), dtype, options)
     heads = math.prod(sizes.batch) * sizes.N
     num_pairs = heads * sizes.T * sizes.S
     has_tiles = num_pairs and spec.implementation == "blockwise"
@@ -67,7 +132,7 @@ def explain(
     if tiles is not None:
         tile = math.prod(tiles.block_sizes)
         computed = tiles.live and tiles.live * tile / (sizes.T * sizes.S)
-    arrays = (query, key, value), pairs, options.get("dropout_rng")
+    arrays = (query, key, value), pairs, options["dropout_rng"]
     devices = jax.devices()
     return Explanation(
         shapes={name: tuple(shape) for name, shape in shapes.items()},
@@ -85,34 +150,40 @@ def explain(
     )
 
 
-RULES = tuple(inspect.signature(prepare).parameters)[1:]
-"""The options that become rules."""
+def _lines_of_tiles(tiles: Tiles) -> list[tuple[str, str]]:
+    (block_q, block_k), (rows, columns) = tiles.block_sizes, tiles.grid
+    grid = f"{rows} x {columns} of {block_q} queries x {block_k} keys"
+    if tiles.live is None or tiles.per_head is None:
+        return [("tiles", f"{grid}; which are EMPTY is {UNKNOWN}")]
+    counts = f"{tiles.full} FULL, {tiles.partial} PARTIAL, {tiles.empty} EMPTY"
+    lines = [("tiles", grid), ("", counts)]
+    if tiles.per_head != (tiles.live, tiles.live):
+        fewest, most = tiles.per_head
+        alone = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        lines += [("", f"one head of one batch row needs {alone} of {tiles.live}")]
+    return lines
 
 
-def _arranged(
-    call: Call, query: Any, key: Any, value: Any, options: dict[str, Any]
-) -> tuple[Pairs, AttentionSpec, dict[str, str]]:
-    """The rules, the spec and the reasons of the call, as `attention` makes them."""
+def _completed(
+    query: Any, key: Any, value: Any, options: dict[str, Any]
+) -> dict[str, Any]:
+    """All options of `attention`."""
     try:
         bound = inspect.signature(attention).bind(query, key, value, **options)
     except TypeError as error:
         raise TypeError(
-            f"explain: options must be those of attention, but {error}. See "
-            "help(jattn.attention)."
+            f"explain: options must be those of attention, but got {sorted(options)}: "
+            f"{error}. See help(jattn.attention)."
         ) from None
     bound.apply_defaults()
-    given = dict(bound.kwargs)
-    rules = {name: given.pop(name) for name in RULES}
-    pairs, align = _prepared(call, rules)
-    choice = choose(call, given.pop("implementation"), given["block_sizes"])
-    dtype = jnp.result_type(query.dtype, key.dtype, value.dtype)
-    given |= dict(dtype=dtype, align=align, sinks=rules["sinks"])
-    return pairs, spec_of(call, choice, **given), choice.reasons
+    return dict(bound.kwargs)
 
 
-def _prepared(call: Call, rules: dict[str, Any]) -> tuple[Pairs, str]:
-    """`prepare`, for which shapes stand in as traced arrays."""
-    leaves, structure = jax.tree.flatten(rules)
+def _arranged(
+    call: Call, dtype: Any, options: dict[str, Any]
+) -> tuple[Pairs, AttentionSpec, dict[str, str]]:
+    """`arrange`, for which shapes stand in as traced arrays."""
+    leaves, structure = jax.tree.flatten(options)
     shapes = [x for x in leaves if isinstance(x, jax.ShapeDtypeStruct)]
     found = []
 
@@ -122,12 +193,14 @@ def _prepared(call: Call, rules: dict[str, Any]) -> tuple[Pairs, str]:
             next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves
         ]
         with jax.ensure_compile_time_eval():  # what is known stays known
-            pairs, align = prepare(call, **jax.tree.unflatten(structure, filled))
-        pairs = jax.tree.map(lambda x: _described(x) if is_traced(x) else x, pairs)
-        found.append((pairs, align))
+            pairs, *others = arrange(
+                call, dtype, **jax.tree.unflatten(structure, filled)
+            )
+        pairs = jax.tree.map(lambda x: x if is_known(x) else _described(x), pairs)
+        found.append((pairs, *others))
 
     if not shapes:
-        return prepare(call, **rules)
+        return arrange(call, dtype, **options)
     jax.eval_shape(with_traced, shapes)
     return found[0]
 

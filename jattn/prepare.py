@@ -19,8 +19,8 @@ from jattn.core.boundary import (
 from jattn.core.dropout import Shared
 from jattn.core.rules import Array, Mask, Score, as_array
 from jattn.core.tile import Pairs
-from jattn.masks import Dense
-from jattn.scores import Additive
+from jattn.masks.by_array import Dense
+from jattn.scores.by_value import Additive
 
 
 class Call(NamedTuple):
@@ -33,18 +33,17 @@ class Call(NamedTuple):
 def prepare(
     call: Call,
     *,
-    mask: Any,
-    score: Any,
-    bias: Any,
-    scale: Any,
-    sinks: Any,
-    query_positions: Any,
-    key_positions: Any,
+    mask: Any = None,
+    score: Any = None,
+    bias: Any = None,
+    scale: Any = None,
+    sinks: Any = None,
+    query_positions: Any = None,
+    key_positions: Any = None,
 ) -> tuple[Pairs, str]:
     """The checked rules of a call, and where its queries stand if that is static."""
     caller, sizes = call
-    if mask is not None and not isinstance(mask, Mask):
-        mask = Dense(_array(caller, "mask", mask, np.bool_))
+    mask = rule_of(caller, mask)
     scores = () if score is None else score if isinstance(score, tuple) else (score,)
     for rule in scores:
         if not isinstance(rule, Score):
@@ -63,6 +62,17 @@ def prepare(
     pairs = Pairs(per_head(call, "scale", scale), scores, mask)
     pairs = dataclasses.replace(pairs, sink=per_head(call, "sinks", sinks))
     return _with_positions(call, pairs, query_positions, key_positions)
+
+
+def rule_of(caller: str, mask: Any) -> Mask | None:
+    """The rule that a mask is, if there is one: an array allows what it holds.
+
+    Raises:
+        TypeError: it is neither a rule nor a Boolean array.
+    """
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    return Dense(_array(caller, "mask", mask, np.bool_))
 
 
 def _with_positions(
@@ -115,6 +125,26 @@ def per_head(call: Call, name: str, given: Any) -> Array | None:
     return array if isinstance(array, jax.Array) else array.astype(np.float64)
 
 
+def check_rate(caller: str, rate: Any) -> float:
+    """The rate of dropout, a number in [0, 1).
+
+    Raises:
+        TypeError: it is no Python number.
+        ValueError: it is not in [0, 1).
+    """
+    if not isinstance(rate, (int, float, np.number)) or isinstance(rate, bool):
+        raise TypeError(
+            f"{caller}: dropout_rate must be a number, but got {type(rate).__name__}. "
+            "It is static: a traced rate cannot be used."
+        )
+    if not 0 <= rate < 1:
+        raise ValueError(
+            f"{caller}: dropout_rate must be in [0, 1), but got {rate}. It is the "
+            "share of weights that are dropped."
+        )
+    return float(rate)
+
+
 def check_dropout(call: Call, rate: Any, rng: Any) -> float:
     """The rate of dropout, for which there is a key if it is not 0.
 
@@ -122,16 +152,9 @@ def check_dropout(call: Call, rate: Any, rng: Any) -> float:
         TypeError: the rate is no Python number, or the key is no key.
         ValueError: the rate is not in [0, 1), the key is missing, or there are several.
     """
-    if not isinstance(rate, (int, float, np.number)) or isinstance(rate, bool):
-        raise TypeError(
-            f"{call.caller}: dropout_rate must be a number, but got "
-            f"{type(rate).__name__}. It is static: a traced rate cannot be used."
-        )
-    if not 0 <= rate < 1:
-        raise ValueError(
-            f"{call.caller}: dropout_rate must be in [0, 1), but got {rate}. It is the "
-            "share of weights that are dropped."
-        )
+    rate = check_rate(call.caller, rate)
+    if isinstance(rng, Shared):
+        rng = rng.rng
     if rng is None:
         if rate:
             raise ValueError(
@@ -139,9 +162,7 @@ def check_dropout(call: Call, rate: Any, rng: Any) -> float:
                 f"dropout_rate={rate} and dropout_rng=None. Give jax.random.key(seed), "
                 "or a rate of 0."
             )
-        return float(rate)
-    if isinstance(rng, Shared):
-        rng = rng.rng
+        return rate
     dtype = getattr(rng, "dtype", None)
     is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_key and dtype != np.uint32:
@@ -151,7 +172,7 @@ def check_dropout(call: Call, rate: Any, rng: Any) -> float:
             "with jax.random.key(seed)."
         )
     if is_key and rng.shape == ():  # the usual case, in which nothing is traced
-        return float(rate)
+        return rate
     raw = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
     if is_key or rng.shape != raw:
         raise ValueError(
@@ -160,15 +181,16 @@ def check_dropout(call: Call, rate: Any, rng: Any) -> float:
             f"shape {rng.shape}. Heads and batch rows get patterns of their own from "
             "it; jax.random.wrap_key_data makes a key of another kind."
         )
-    return float(rate)
+    return rate
 
 
 def _array(caller: str, name: str, value: Any, kind: type) -> Array:
     if isinstance(value, (jax.Array, np.ndarray)):
         return array_of(caller, name, value, kind)
     rule = " or a rule of jattn.masks" if name == "mask" else ""
-    is_function = name == "mask" and callable(value) and not isinstance(value, Score)
-    cure = " A function becomes one by jattn.masks.rule(fn)." if is_function else ""
+    cure = " Convert a list with numpy.asarray." if np.iterable(value) else ""
+    if name == "mask" and callable(value) and not isinstance(value, Score):
+        cure = " A function becomes one by jattn.masks.rule(fn)."
     raise TypeError(
         f"{caller}: {name} must be an array{rule}, but got "
         f"{type(value).__name__}.{cure}"

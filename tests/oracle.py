@@ -105,13 +105,11 @@ def dense_jax(
     return out, jnp.swapaxes(lse, -1, -2)
 
 
-jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_cpu_use_fusion_emitters": False,
-    },
-)
+FAST: dict[str, object] = {"xla_backend_optimization_level": 0}
+if jax.__version_info__ < (0, 11):  # later ones have no such option
+    FAST["xla_cpu_use_fusion_emitters"] = False
+
+jit = functools.partial(jax.jit, compiler_options=FAST)
 """jax.jit that compiles twice as fast; LLVM's optimiser is not under test."""
 
 

@@ -110,7 +110,7 @@ WRONG_OPTIONS = [
     (dict(mask=BOOL.astype(np.float32)), TypeError, ["must be Boolean", "float32"]),
     (dict(mask=[[True]]), TypeError, ["mask must be an array or a rule", "list"]),
     (dict(mask=True), TypeError, ["mask must be an array or a rule", "bool"]),
-    (dict(mask=masks.dense(BOOL[0, 0])), ValueError, ["mask.array", r"\(5, 7\)"]),
+    (dict(mask=masks.dense(BOOL[0, 0])), ValueError, ["mask must be", r"\(5, 7\)"]),
     (dict(mask=masks.padding(BOOL[0, 0, 0])), ValueError, [r"\(\*B, S\)", r"\(7,\)"]),
     (
         dict(mask=masks.padding(BOOL[:, 0, 0, :4])),
@@ -196,7 +196,7 @@ WRONG_OPTIONS = [
         ["rule.narrower", "shape", "bfloat16", "float32", "cast"],
     ),
     (dict(score=scores.rule(smaller), **ENDS), ValueError, [r"\(5, 1\)", r"\(5, 7\)"]),
-    (dict(score=scores.additive(zeros(T, S))), ValueError, [r"score\[0\].bias"]),
+    (dict(score=scores.additive(zeros(T, S))), ValueError, [r"score\[0\] must be"]),
 ]
 
 
@@ -346,7 +346,7 @@ BEYOND = 2**32 + 1
 TOO_LARGE = [
     lambda: masks.segments(np.array([[1, BEYOND]])),
     lambda: masks.lengths(np.array([BEYOND])),
-    lambda: masks.sliding_window(np.int64(BEYOND)),
+    lambda: masks.sliding_window(np.array(BEYOND)),
     lambda: masks.rule(lambda q, k, a: k < a, np.array(BEYOND)),
     lambda: jattn.rotary(jnp.ones((1, 1, 2)), np.array([BEYOND])),
     lambda: jattn.attention(
@@ -402,7 +402,9 @@ def test_a_function_is_not_a_mask_and_the_cure_is_named():
     with pytest.raises(TypeError, match=r"jattn\.masks\.rule\(fn\)"):
         jattn.attention(Q, KEY, V, mask=lambda q, k: k <= q)
     for make in (masks.rule, scores.rule):
-        with pytest.raises(TypeError, match="fn must be a function, but got 7"):
+        with pytest.raises(
+            TypeError, match="fn must be a function, but got 7. Give the"
+        ):
             make(7)
 
 
@@ -410,6 +412,35 @@ def test_a_function_is_not_a_mask_and_the_cure_is_named():
 def test_padding_id_is_an_int(padding_id):
     with pytest.raises(TypeError, match="padding_id must be an int"):
         masks.segments(np.array([[1, 2]]), padding_id=padding_id)
+
+
+ONE, TABLE = np.array([[1]]), np.ones((4, 1))
+STATIC = [
+    masks.sliding_window,
+    masks.prefix,
+    masks.lengths,
+    masks.chunked,
+    masks.dilated,
+    scores.log_n_scale,
+    lambda n: masks.segments(ONE, padding_id=n),
+    lambda n: masks.block_sparse(ONE > 0, n),
+    lambda n: scores.relative_bias(TABLE, bidirectional=False, max_distance=n),
+]
+
+
+@pytest.mark.parametrize("make", STATIC)
+def test_an_integer_scalar_of_numpy_is_static_like_an_int(make):
+    want = jax.tree.structure(make(5))
+    for kind in (np.int64, np.uint8):
+        assert jax.tree.structure(make(kind(5))) == want
+
+
+def test_an_array_without_axes_is_data_or_refused():
+    for make in STATIC[:3]:
+        assert len(jax.tree.leaves(make(np.array(5)))) == 1
+    for make in STATIC[3:]:
+        with pytest.raises(TypeError, match=r"int\(x\) makes one of an array"):
+            make(np.array(5))
 
 
 @pytest.mark.parametrize("base", [0.0, -5.0, float("nan")])

@@ -292,7 +292,12 @@ def test_vmap_over_any_one_argument():
 
 def test_what_forbids_pairs_arrives_as_rules_and_nothing_is_expanded(monkeypatch):
     given = {}
-    monkeypatch.setattr(jax_nn, "attention", lambda q, k, v, **x: given.update(x) or q)
+
+    def attend_as(caller, query, key, value, **options):
+        given.update(options)
+        return query
+
+    monkeypatch.setattr(jax_nn, "attend_as", attend_as)
     options, _ = call(DIMS, 0, 1, 2, 3, 0)
     ours(*vectors(), mask=np.ones(DIMS["BxxS"], bool), **options)
     rules = [

@@ -1,5 +1,8 @@
 """What `show` prints is what is allowed, and what would be computed."""
 
+import contextlib
+import io
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +10,15 @@ import pytest
 
 import jattn
 from jattn import drawing, masks
-from jattn.display import picture
 
 NEAR = masks.causal() & masks.sliding_window(left=1)
+
+
+def picture(*arguments, **options):
+    """What `show` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        jattn.show(*arguments, **options)
+    return printed.getvalue().removesuffix("\n")
 
 
 def signs(text):
@@ -63,7 +72,7 @@ EYE = np.eye(8, dtype=bool)
         masks.sliding_window(left=20, right=3),
         masks.segments(ROWS) & masks.causal(),
         masks.lengths(np.array([30, 80])),
-        masks.block_sparse(np.stack([EYE, ~EYE]), 10) | masks.prefix(np.int32(7)),
+        masks.block_sparse(np.stack([EYE, ~EYE]), 10) | masks.prefix(np.array(7)),
     ],
     ids=str,
 )
@@ -95,7 +104,7 @@ def test_a_million_positions_are_drawn_and_counted():
         # Halved, as for a static mask; data are not known when the sizes are chosen.
         (NEAR, 2048, {}, "31 of 256 (12%), 0 full, at block sizes (128, 128)"),
         (
-            masks.prefix(np.int32(9)),
+            masks.prefix(np.array(9)),
             1024,
             {},
             "4 of 16 (25%), 0 full, at block sizes (256, 256)",
@@ -179,7 +188,13 @@ def test_without_pairs_there_is_a_title(T, S):
             ValueError,
             r"show: mask.*\(3,\).*\(4,",
         ),
-        ((NEAR, 3), dict(batch=1), ValueError, "show: batch must be.*below 1.*got 1"),
+        (
+            ([[True, False]], 1, 2),
+            {},
+            TypeError,
+            "show: mask must.*list.*numpy.asarray",
+        ),
+        ((NEAR, 3), dict(batch=1), ValueError, "show: batch must.*below 1.*1. Count"),
         ((NEAR, 3), dict(head=-1), ValueError, "show: head must be an int below 1.*-1"),
         ((NEAR, 3), dict(head=True), ValueError, "show: head must be an int.*True"),
         (
@@ -197,4 +212,10 @@ def test_a_bad_argument_is_refused_with_the_cure(arguments, options, kind, text)
 
 def test_a_traced_mask_is_refused():
     with pytest.raises(TypeError, match="show: it prints.*outside jax.jit"):
-        jax.jit(lambda n: jattn.show(masks.prefix(n), 4))(jnp.int32(2))
+        jax.jit(lambda n: jattn.show(masks.prefix(n), 4))(jnp.array(2))
+
+
+def test_a_mask_of_shapes_only_is_refused():
+    mask = jax.eval_shape(masks.prefix, jax.ShapeDtypeStruct((), np.int32))
+    with pytest.raises(TypeError, match="show: it prints.*shapes only"):
+        jattn.show(mask, 4)

@@ -216,9 +216,13 @@ WRONG = [
     (dict(dropout_rate=0.1), ValueError, "dropout needs dropout_rng"),
     (dict(mask=masks.causal()), ValueError, "with T != S"),
     (dict(scale=np.ones(3)), ValueError, "scale must be a number or"),
-    (dict(mask=shape(T, S, dtype=bool)), ValueError, "mask.array must be"),
+    (dict(mask=shape(T, S, dtype=bool)), ValueError, "mask must be"),
     (dict(bias=shape(1, 1, T, S, dtype="int32")), TypeError, "bias must be floating"),
-    (dict(colour="red"), TypeError, "options must be those of attention.*colour"),
+    (
+        dict(colour="red"),
+        TypeError,
+        "options must be those of attention, but got .'colour'.: ",
+    ),
 ]
 
 

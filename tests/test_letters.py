@@ -21,6 +21,7 @@ from jattn.core.letters import (
     letters_of,
     lift,
     partition_specs,
+    sizes_along,
     take,
 )
 
@@ -64,6 +65,8 @@ def test_every_array_has_letters_and_numbers_are_structure():
     assert letters_of((tree(), None, tree())) == LETTERS * 2
     assert axes(tree(), "T") == [2, 2, 1, None, None, None, None]
     assert axes(tree(), "S") == [3, 3, None, None, None, None, 0]
+    assert sizes_along(tree(), "T") == [T, 1, T]
+    assert sizes_along((tree(tree()), None), "N") == [N] * 6  # a scalar has none
 
 
 @pytest.mark.parametrize("start, size", [(0, 2), (3, 2), (1, 4)])

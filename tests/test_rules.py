@@ -44,15 +44,15 @@ STATIC = [
 ]
 WITH_DATA = [
     masks.lengths(7, 9),
-    masks.lengths(np.int32(4)),
+    masks.lengths(np.array(4)),
     PADDING,
     masks.segments(IDS, KEY_IDS),
     masks.segments(IDS, KEY_IDS, padding_id=None),
     masks.dense(random.random((T, S)) < 0.5),
     masks.dense(random.random((1, S)) < 0.5),
     masks.dense(np.repeat(np.repeat(np.eye(4, dtype=bool), 3, 0), 4, 1)[:T, :S]),
-    masks.sliding_window(np.int32(3), np.int32(1)),
-    masks.prefix(np.int32(4)),
+    masks.sliding_window(np.array(3), np.array(1)),
+    masks.prefix(np.array(4)),
     masks.rule(multiple_of_three),
     masks.rule(same_remainder, np.arange(T), np.arange(S) // 3, axes=["T", "S"]),
 ]
@@ -222,7 +222,7 @@ def test_rules_with_arrays_are_equal_to_themselves_only():
         (masks.lengths(5, 3), "lengths(5, query_lengths=3)"),
         (masks.sliding_window(None), "sliding_window(left=None)"),
         (
-            masks.sliding_window(np.int32(1), None),
+            masks.sliding_window(np.array(1), None),
             "sliding_window(left=int32[], right=None)",
         ),
         (masks.chunked(64) & masks.dilated(3), "chunked(64) & dilated(3)"),

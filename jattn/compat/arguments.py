@@ -132,7 +132,7 @@ def window_of(given: Any) -> tuple[Any, Any] | None:
             f"{CALLER}: local_window_size must be an int or two, (left, right), but "
             f"got {given!r}. For one per head use jattn.masks.sliding_window."
         )
-    left, right = (int(x) if isinstance(x, np.integer) else x for x in pair)
+    left, right = pair
     name = "local_window_size"
     return integer(CALLER, name, left), integer(CALLER, name, right)
 

@@ -19,7 +19,7 @@ from jattn.compat.arguments import (
 )
 from jattn.core.boundary import one_of
 from jattn.core.rules import Mask
-from jattn.dispatch import attention
+from jattn.dispatch import attend_as
 
 
 def dot_product_attention(
@@ -139,7 +139,8 @@ def dot_product_attention(
         )
     else:
         lengths = (of_queries, of_keys, sizes.S)
-        results = attention(
+        results = attend_as(
+            CALLER,
             *vectors,
             mask=_all_of(mask, bool(is_causal), window, *lengths),
             bias=bias,

@@ -13,6 +13,16 @@ from jattn.core.rules import Array, as_array
 _KINDS = {np.bool_: "Boolean", np.integer: "integers", np.floating: "floating point"}
 
 
+def is_known(x: Any) -> bool:
+    """Whether there are values, and not a shape and a dtype only."""
+    return not isinstance(x, (jax.core.Tracer, jax.ShapeDtypeStruct))
+
+
+def int_of(value: Any) -> Any:
+    """An integer scalar of numpy as an int, and so static; anything else as it is."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def array_of(caller: str, name: str, value: Any, kind: type) -> Array:
     """`value` as an array, which must be of `kind`: np.bool_, np.integer, np.floating.
 
@@ -58,18 +68,18 @@ def to_int32(caller: str, name: str, array: Array) -> Array:
 def integer(caller: str, name: str, value: Any) -> Any:
     """`value`, which must be an int or an array of integers that is not negative.
 
-    An int beyond int32 becomes its largest.
+    An int, of Python or numpy, beyond int32 becomes its largest.
 
     Raises:
         TypeError: it is not made of integers.
         ValueError: it is known to be negative.
     """
+    value = int_of(value)
     if isinstance(value, bool) or not isinstance(value, int):
         value = array_of(caller, name, value, np.integer)
     elif value > np.iinfo(np.int32).max:
         value = int(np.iinfo(np.int32).max)  # beyond every position
-    known = not isinstance(value, jax.core.Tracer)
-    if known and np.size(value) and np.min(np.asarray(value)) < 0:
+    if is_known(value) and np.size(value) and np.min(np.asarray(value)) < 0:
         raise ValueError(
             f"{caller}: {name} must not be negative, but got {value}. None, where "
             "it is accepted, means without a bound."
@@ -86,6 +96,7 @@ def static_int(caller: str, name: str, value: Any, least: int) -> int:
         TypeError: it is not an int.
         ValueError: it is less.
     """
+    value = int_of(value)
     if type(value) is not int or value < least:
         error = ValueError if type(value) is int else TypeError
         raise error(
@@ -98,7 +109,10 @@ def static_int(caller: str, name: str, value: Any, least: int) -> int:
 def check_callable(caller: str, name: str, value: Any) -> None:
     """Raises TypeError unless `value` can be called."""
     if not callable(value):
-        raise TypeError(f"{caller}: {name} must be a function, but got {value!r}.")
+        raise TypeError(
+            f"{caller}: {name} must be a function, but got {value!r}. Give the "
+            "function itself."
+        )
 
 
 def with_axes(

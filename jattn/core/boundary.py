@@ -97,7 +97,10 @@ def check_floating(caller: str, name: str, array: Any) -> None:
 
 
 def check_rule(caller: str, argument: str, rule: Rule | None, sizes: Sizes) -> None:
-    """Raises ValueError unless every array of `rule` has the axes it declares."""
+    """Raises ValueError unless every array of `rule` has the axes it declares.
+
+    An array that is all there is of an argument has its name, others their path.
+    """
     if rule is None:
         return
     arrays = jax.tree_util.tree_leaves_with_path(rule)
@@ -109,7 +112,8 @@ def check_rule(caller: str, argument: str, rule: Rule | None, sizes: Sizes) -> N
         if len(got) != len(want) or any(
             m >= 0 and n not in (1, m) for n, m in zip(got, want, strict=True)
         ):
-            name = argument + jax.tree_util.keystr(path)
+            whole = letters == "BNTS" and len(arrays) == 1
+            name = argument + ("" if whole else jax.tree_util.keystr(path))
             axes = ", ".join("*B" if x == "B" else x for x in letters)
             sizes_of = "each axis full or 1"
             if WHOLE in letters:

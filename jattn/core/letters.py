@@ -183,11 +183,17 @@ def take_leaves(
     """
     taken = []
     for array, names in zip(arrays, letters, strict=True):
-        axis = names.index(letter) - len(names) if letter in names else 0
-        if axis < 0 and np.ndim(array) >= -axis and np.shape(array)[axis] != 1:
+        axis = _axis_of(array, names, letter)
+        if axis is not None and np.shape(array)[axis] != 1:
             array = lax.dynamic_slice_in_dim(array, start, size, axis)
         taken.append(array)
     return taken
+
+
+def _axis_of(array: Any, names: str, letter: str) -> int | None:
+    """The axis of `letter`, below 0; None if the array has none."""
+    axis = names.index(letter) - len(names) if letter in names else 0
+    return axis if axis < 0 and np.ndim(array) >= -axis else None
 
 
 def take(tree: Any, letter: str, start: Any, size: int) -> Any:
@@ -195,6 +201,13 @@ def take(tree: Any, letter: str, start: Any, size: int) -> Any:
     arrays, structure = jax.tree.flatten(tree)
     arrays = take_leaves(arrays, letters_of(tree), letter, start, size)
     return jax.tree.unflatten(structure, arrays)
+
+
+def sizes_along(tree: Any, letter: str) -> list[int]:
+    """The size of the axis `letter` in every array of `tree` that has it."""
+    lettered = zip(jax.tree.leaves(tree), letters_of(tree), strict=True)
+    found = [(np.shape(x), _axis_of(x, names, letter)) for x, names in lettered]
+    return [shape[axis] for shape, axis in found if axis is not None]
 
 
 def axes(tree: Any, letter: str) -> list[int | None]:

@@ -1,7 +1,7 @@
 """Masks: which query may look at which key.
 
-Each is a rule over positions; arrays that belong to it are data, Python numbers are
-static. Compose them with `&`, `|` and `~`:
+Each is a rule over positions; arrays that belong to it are data; numbers, Python's and
+integer scalars of numpy, are static. Compose them with `&`, `|` and `~`:
 
     >>> causal() & sliding_window(left=256)
     causal() & sliding_window(left=256)
@@ -14,7 +14,6 @@ from jattn.core.rules import FULL as FULL
 from jattn.core.rules import PARTIAL as PARTIAL
 from jattn.core.rules import Mask as Mask
 from jattn.core.rules import Range as Range
-from jattn.masks.by_array import Dense as Dense
 from jattn.masks.by_array import dense as dense
 from jattn.masks.by_array import lengths as lengths
 from jattn.masks.by_array import padding as padding

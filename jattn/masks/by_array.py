@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jattn.core.arguments import array_of, integer
+from jattn.core.arguments import array_of, int_of, integer
 from jattn.core.letters import leaf
 from jattn.core.rules import Array, Mask, Range, verdict_of
 
@@ -28,7 +28,7 @@ class Padding(Mask):
         return verdict_of(some, every)
 
 
-def padding(key_valid: Array, query_valid: Array | None = None) -> Padding:
+def padding(key_valid: Array, query_valid: Array | None = None) -> Mask:
     """Allows the keys that are marked as valid: left padding, right padding, holes.
 
     Args:
@@ -75,9 +75,7 @@ class Lengths(Mask):
         )
 
 
-def lengths(
-    key_lengths: int | Array, query_lengths: int | Array | None = None
-) -> Lengths:
+def lengths(key_lengths: int | Array, query_lengths: int | Array | None = None) -> Mask:
     """Allows the first so many keys: right padding.
 
     key index < key_lengths, and query index < query_lengths if given
@@ -140,7 +138,7 @@ class Segments(Mask):
 
 def segments(
     query_ids: Array, key_ids: Array | None = None, *, padding_id: int | None = 0
-) -> Segments:
+) -> Mask:
     """Allows the keys of a query's own segment, as in a packed batch.
 
     query_ids == key_ids, and neither is padding_id
@@ -154,7 +152,7 @@ def segments(
     Raises:
         TypeError: ids are not integers.
 
-    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1 (packing).
+    Source: Raffel et al. 2020, arXiv:1910.10683, section 3.1.2 (packing).
 
     Example:
         >>> import jattn
@@ -172,9 +170,11 @@ def segments(
     query_ids = array_of("segments", "query_ids", query_ids, np.integer)
     if key_ids is None:
         key_ids = query_ids
+    padding_id = int_of(padding_id)
     if padding_id is not None and type(padding_id) is not int:
         raise TypeError(
-            f"segments: padding_id must be an int or None, but got {padding_id!r}."
+            f"segments: padding_id must be an int or None, but got {padding_id!r}. It "
+            "is static, a part of the program: int(x) makes one of an array."
         )
     return Segments(
         query_ids, array_of("segments", "key_ids", key_ids, np.integer), padding_id
@@ -195,7 +195,7 @@ class Dense(Mask):
         return verdict_of(self.array.any(), self.array.all())
 
 
-def dense(array: Array) -> Dense:
+def dense(array: Array) -> Mask:
     """Allows what a Boolean array allows.
 
     Args:

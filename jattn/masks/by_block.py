@@ -25,7 +25,7 @@ class Chunked(Mask):
         return verdict_of(some, (k.lo == q.hi) & (q.lo == k.hi))
 
 
-def chunked(size: int) -> Chunked:
+def chunked(size: int) -> Mask:
     """Allows the keys of a query's own chunk of positions.
 
     q_pos // size == k_pos // size, rounded down, also below 0
@@ -102,7 +102,7 @@ class BlockSparse(Mask):
         return edges, (first >= 0) & (last < size)
 
 
-def block_sparse(layout: Array, block_size: int) -> BlockSparse:
+def block_sparse(layout: Array, block_size: int) -> Mask:
     """Allows the blocks of pairs that a layout allows.
 
     layout[q_pos // block_size, k_pos // block_size]

@@ -35,7 +35,7 @@ def rule(
     *arrays: Array,
     axes: Sequence[str] | None = None,
     verdict: Callable[..., Any] | None = None,
-) -> CustomMask:
+) -> Mask:
     """Allows what a function of the positions allows.
 
     Args:

@@ -68,9 +68,7 @@ class SlidingWindow(Mask):
         return verdict_of(some, every)
 
 
-def sliding_window(
-    left: int | Array | None, right: int | Array | None = 0
-) -> SlidingWindow:
+def sliding_window(left: int | Array | None, right: int | Array | None = 0) -> Mask:
     """Allows the `left` keys before a query, itself, and the `right` keys after it.
 
     q_pos - left <= k_pos <= q_pos + right
@@ -122,7 +120,7 @@ class Prefix(Mask):
         return verdict_of(k_range.lo < self.lengths, k_range.hi < self.lengths)
 
 
-def prefix(lengths: int | Array) -> Prefix:
+def prefix(lengths: int | Array) -> Mask:
     """Allows the keys whose positions lie before a length, to every query.
 
     k_pos < lengths
@@ -173,7 +171,7 @@ class Dilated(Mask):
         return verdict_of(some, some & ((least == most) | (self.rate == 1)))
 
 
-def dilated(rate: int) -> Dilated:
+def dilated(rate: int) -> Mask:
     """Allows every key whose distance from the query is a multiple of a rate.
 
     (q_pos - k_pos) % rate == 0

@@ -9,7 +9,6 @@ from jattn.core.rules import Score as Score
 from jattn.scores.by_position import alibi as alibi
 from jattn.scores.by_position import log_n_scale as log_n_scale
 from jattn.scores.by_position import relative_bias as relative_bias
-from jattn.scores.by_value import Additive as Additive
 from jattn.scores.by_value import additive as additive
 from jattn.scores.by_value import rule as rule
 from jattn.scores.by_value import soft_cap as soft_cap

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.core.arguments import array_of, static_int
+from jattn.core.arguments import array_of, is_known, static_int
 from jattn.core.letters import leaf
 from jattn.core.rules import Array, Score
 
@@ -43,7 +43,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     return np.concatenate([of(power), of(2 * power)[::2]])[:num_heads]
 
 
-def alibi(slopes: float | Array | None = None) -> Alibi:
+def alibi(slopes: float | Array | None = None) -> Score:
     """Lowers scores in proportion to the distance, by a slope for each head.
 
     s -> s - slope * |q_pos - k_pos|
@@ -70,7 +70,7 @@ def alibi(slopes: float | Array | None = None) -> Alibi:
     """
     if isinstance(slopes, bool) or not isinstance(slopes, (int, float, type(None))):
         slopes = array_of("alibi", "slopes", slopes, np.floating)
-    if slopes is not None and not isinstance(slopes, jax.core.Tracer):
+    if slopes is not None and is_known(slopes):
         if not np.all(np.isfinite(np.asarray(slopes, np.float64))):
             raise ValueError(
                 f"alibi: slopes must be finite, but got {slopes}. To forbid keys, give "
@@ -190,7 +190,7 @@ class LogNScale(Score):
         return s * jnp.where(longer, log_n / math.log(self.reference_length), 1)
 
 
-def log_n_scale(reference_length: int) -> LogNScale:
+def log_n_scale(reference_length: int) -> Score:
     """Raises the scores of queries far from the start, so that they stay as selective.
 
     s -> s * max(1, log(n) / log(reference_length)), with n = q_pos + 1

@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.core.arguments import array_of, check_callable, tile_views, with_axes
+from jattn.core.arguments import (
+    array_of,
+    check_callable,
+    is_known,
+    tile_views,
+    with_axes,
+)
 from jattn.core.letters import leaf, leaves_from
 from jattn.core.rules import Array, Score, as_array
 
@@ -24,7 +30,7 @@ class SoftCap(Score):
         return cap * jnp.tanh(s / cap)
 
 
-def soft_cap(cap: float | Array) -> SoftCap:
+def soft_cap(cap: float | Array) -> Score:
     """Keeps scores within (-cap, cap), smoothly.
 
     s -> cap * tanh(s / cap)
@@ -36,7 +42,7 @@ def soft_cap(cap: float | Array) -> SoftCap:
         ValueError: cap is known not to be positive and finite in float32.
         TypeError: cap is not a number or floating point.
 
-    Source: Bello et al. 2016, arXiv:1611.09940, section 5.1; Gemma Team 2024,
+    Source: Bello et al. 2016, arXiv:1611.09940; Gemma Team 2024,
         arXiv:2408.00118, section 2.
 
     Example:
@@ -47,9 +53,10 @@ def soft_cap(cap: float | Array) -> SoftCap:
         cap = as_array(cap)
         if not jnp.issubdtype(cap.dtype, jnp.floating):
             raise TypeError(
-                f"soft_cap: cap must be a number or floating point, but got {cap!r}."
+                f"soft_cap: cap must be a number or floating point, but got {cap!r}. "
+                "Give 50.0, or an array (N,)."
             )
-    if not isinstance(cap, jax.core.Tracer):
+    if is_known(cap):
         caps, normal = np.asarray(cap, np.float64), np.finfo(np.float32)
         if not np.all((caps >= normal.tiny) & (caps <= normal.max)):
             raise ValueError(
@@ -70,7 +77,7 @@ class Additive(Score):
         return s + jnp.asarray(self.bias, s.dtype)
 
 
-def additive(bias: Array) -> Additive:
+def additive(bias: Array) -> Score:
     """Adds a bias to the scores.
 
     s -> s + bias
@@ -109,7 +116,7 @@ class CustomScore(Score):
 
 def rule(
     fn: Callable[..., Any], *arrays: Array, axes: Sequence[str] | None = None
-) -> CustomScore:
+) -> Score:
     """Changes scores by a function of them and the positions.
 
     Args:
