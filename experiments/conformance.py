@@ -12,7 +12,7 @@ import numpy as np
 
 import jattn
 from experiments.config import ConfigError
-from jattn.testing import Report, conformance
+from jattn.testing import Conformance, conformance
 
 Attention = Callable[..., Any]
 
@@ -43,7 +43,10 @@ def _torch() -> Attention:
     ) -> np.ndarray:
         given = [x for x in (mask, bias) if x is not None]
         if len(given) + is_causal > 1:
-            raise NotImplementedError("torch takes one of attn_mask and is_causal")
+            raise NotImplementedError(
+                "torch: mask, bias and is_causal exclude one another, but got several. "
+                "Join them into one bias."
+            )
         q, k, v = (to_torch(x).swapaxes(-3, -2) for x in (query, key, value))
         try:
             out = scaled_dot_product_attention(
@@ -79,7 +82,9 @@ USUAL = ("jattn", "jax.nn", "flax.nnx", "flax.linen", "torch")
 MARKS = {"wrong": "**wrong**", "not offered": "-"}
 
 
-def hold(names: Sequence[str], progress: Callable[[str], None]) -> dict[str, Report]:
+def hold(
+    names: Sequence[str], progress: Callable[[str], None]
+) -> dict[str, Conformance]:
     """The report of each function by its name; all usual ones that are installed.
 
     Args:
@@ -107,7 +112,7 @@ def hold(names: Sequence[str], progress: Callable[[str], None]) -> dict[str, Rep
     return reports
 
 
-def table(reports: dict[str, Report], everything: bool = False) -> str:
+def table(reports: dict[str, Conformance], everything: bool = False) -> str:
     """A row for each claim, a column for each function, totals last; Markdown.
 
     Args:
@@ -117,11 +122,11 @@ def table(reports: dict[str, Report], everything: bool = False) -> str:
     lines = [["topic", "claim", *reports], ["---"] * (len(reports) + 2)]
     claims = list(zip(*reports.values(), strict=True))
     for found in claims:
-        if everything or any(finding.status == "wrong" for finding in found):
-            marks = [MARKS.get(finding.status, finding.status) for finding in found]
-            lines.append([found[0].topic, found[0].name, *marks])
+        if everything or any(finding.verdict == "wrong" for finding in found):
+            marks = [MARKS.get(finding.verdict, finding.verdict) for finding in found]
+            lines.append([found[0].topic, found[0].check, *marks])
     totals = [
-        f"{len(report.wrong)} of {len(report) - len(report.having('not offered'))}"
+        f"{len(report.wrong)} of {sum(x.verdict != 'not offered' for x in report)}"
         for report in reports.values()
     ]
     hidden = len(claims) - len(lines) + 2
@@ -131,7 +136,7 @@ def table(reports: dict[str, Report], everything: bool = False) -> str:
     return f"{rows}\n\n{_legend(reports)}"
 
 
-def _legend(reports: dict[str, Report]) -> str:
+def _legend(reports: dict[str, Conformance]) -> str:
     packages = {"jax", *(name.split(".")[0].split(":")[0] for name in reports)}
     versions = ", ".join(
         f"{name} {import_module(name).__version__}" for name in sorted(packages)

@@ -21,8 +21,8 @@ from jattn.dispatch import attention as attention
 from jattn.dispatch import attention_weights as attention_weights
 from jattn.dispatch import scaled_scores as scaled_scores
 from jattn.display import show as show
+from jattn.explanation import Explanation as Explanation
 from jattn.explanation import explain as explain
-from jattn.findings import Explanation as Explanation
 from jattn.tuning import tune as tune
 
 __version__ = "0.1.0"

@@ -11,6 +11,7 @@ import jax
 
 import jattn
 from jattn import selfcheck
+from jattn.foreign import in_one_line
 
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "chex")
 
@@ -37,11 +38,10 @@ def _check() -> int:
     for name, check in selfcheck.checks().items():
         start = time.perf_counter()
         try:
-            check()
-            result = "ok"
+            result = check() or "ok"
         except Exception as error:  # whatever it is, it is reported
             failed.append(name)
-            result = f"FAILED: {type(error).__name__}: {error}"
+            result = f"FAILED: {in_one_line(error)}"
         _print(name, f"{result} ({time.perf_counter() - start:.1f} s)")
     if failed:
         print(f"{len(failed)} checks failed: {'; '.join(failed)}", file=sys.stderr)

@@ -7,6 +7,7 @@ import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
 from faulty import DOCUMENTS, IDS, PADDED, VALID, B, H, N, T, right
 from flax import nnx
@@ -21,12 +22,19 @@ from jattn.diagnostics import (
     nan_safety,
     rows,
 )
-from jattn.diagnostics.leak_probes import blind_probes, covered
+from jattn.diagnostics.leak_changes import blind_changes, covered
 
 CAUSAL = masks.causal()
 PACKED = CAUSAL & masks.segments(IDS)
 LEFT_PADDED = CAUSAL & masks.padding(VALID)
 WINDOW = masks.sliding_window(2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_sooner():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jattn.diagnostics.bench.quick_jit", oracle.jit)
+        yield
 
 
 def vectors(*shape, dtype=jnp.float32):
@@ -50,6 +58,10 @@ def window(left, right):
 def without_output(x):
     """A layer whose output projection was forgotten at its initial zeros."""
     return x[0] + faulty.right(*x) @ np.zeros((H, H), np.float32)
+
+
+def scale_of(attend, H=8, T=2, **options):
+    return measured_scale(oracle.jit(attend), head_dims=[H], lengths=[T], **options)
 
 
 def growth(attend):
@@ -166,6 +178,25 @@ FAULTS = {
         "forbidden",
         "weight (0, 0, 0, 1) is",
     ),
+    "batch rows of values are five apart": (
+        lambda: rows(
+            oracle.jit(lambda q, k, v: right(q, k, jnp.roll(v, 5, 0), True)),
+            query=vectors(10, 3, 1, 2)[0],
+            key=vectors(10, 3, 1, 2)[1],
+        ),
+        "sum",
+        "row (0, 0, 0) sums to 32, not 1",
+    ),
+    "a scale of 1 in place of another": (
+        lambda: rows(functools.partial(right, scale=1.0), mask=CAUSAL, scale=3),
+        "softmax",
+        "those of a scale of 1 instead",
+    ),
+    "another scale, twice": (
+        lambda: rows(functools.partial(right, scale=9.0), mask=CAUSAL, scale=3),
+        "softmax",
+        "those of a scale applied twice",
+    ),
     "values are pooled": (
         lambda: rows(faulty.values_pooled),
         "softmax",
@@ -192,32 +223,37 @@ FAULTS = {
         "two equal calls differ at output (0, 0)",
     ),
     "scaled twice": (
-        lambda: measured_scale(faulty.scaled_twice),
+        lambda: scale_of(faulty.scaled_twice, 8, 2),
         "H=8, T=2",
         "0.125 = 0.35355 x expected: 1/H, or scaled twice",
     ),
     "not scaled": (
-        lambda: measured_scale(faulty.unscaled),
+        lambda: scale_of(faulty.unscaled, 32, 2),
         "H=32, T=2",
         "1 = 5.6569 x expected: no scaling",
     ),
     "scaled by the width of the model": (
-        lambda: measured_scale(faulty.scaled_by_width),
+        lambda: scale_of(faulty.scaled_by_width, 8, 9),
         "H=8, T=9",
         "0.5 x expected: 1/sqrt(N H), by the width of the model",
     ),
     "scaled by the length": (
-        lambda: measured_scale(faulty.scaled_by_length),
+        lambda: measured_scale(oracle.jit(faulty.scaled_by_length)),
         "length",
         "the factor at T=9 is not that at T=2",
     ),
     "a soft cap": (
-        lambda: measured_scale(faulty.capped),
+        lambda: scale_of(faulty.capped, 8, 2),
         "H=8, T=2",
         "no constant factor",
     ),
+    "a soft cap in bfloat16": (
+        lambda: scale_of(faulty.capped, 8, 3, dtype=jnp.bfloat16),
+        "H=8, T=3",
+        "no constant factor",
+    ),
     "normalised queries": (
-        lambda: measured_scale(faulty.queries_normalised),
+        lambda: scale_of(faulty.queries_normalised, 32, 2),
         "H=32, T=2",
         "no constant factor",
     ),
@@ -249,20 +285,40 @@ def test_a_planted_fault_is_found_and_said_where(name):
     audit, check, says = FAULTS[name]
     report = audit()
     assert not report.ok, report
-    found = {finding.check: finding for finding in report.findings}[check]
-    assert found.verdict in ("WRONG", "inconclusive"), report
+    found = report[check]
+    assert found.verdict in ("wrong", "inconclusive"), report
     assert says in found.detail, report
     assert says in str(report)
 
 
-def test_what_is_refused_is_no_fault_and_no_proof():
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (NotImplementedError, "NotImplementedError"),
+        (NotImplementedError("not\n here"), "NotImplementedError: not here"),
+        (AssertionError("shapes"), "AssertionError: shapes"),
+    ],
+)
+def test_what_is_refused_is_no_fault_and_no_proof(error, says):
     def refuses(query, key, value, *, mask):
-        raise NotImplementedError("not here")
+        raise error
 
     report = nan_safety(refuses)
-    assert {finding.verdict for finding in report.findings} == {"refused"}
-    assert not report.ok and report.first is None
-    assert "refused       masked key" in str(report)
+    assert {finding[1:3] for finding in report} == {("refused", says)}
+    assert report.verdict == "refused" and report.first is None
+    assert f"refused       masked key         {says}" in str(report)
+
+
+def test_a_function_without_a_signature_can_be_audited():
+    assert nan_safety(max).verdict == "refused"
+
+
+def test_weights_that_are_nearly_right_are_not_those_of_a_mistake():
+    def nearly(q, k, v):
+        return right(q, k, v, True) * (1 + 2e-4)
+
+    report = rows(nearly)
+    assert not report.ok and "all are those of" not in str(report)
 
 
 def model(allowed=faulty.causal, *, layers=2, rope=False):
@@ -331,7 +387,7 @@ with_causal = functools.partial(attend, mask=CAUSAL)
 RIGHT = {
     "dense": lambda: leaks_of(dense),
     "in tiles": lambda: leaks_of(
-        functools.partial(attend, mask=PACKED & WINDOW, block_sizes=(3, 2)),
+        oracle.jit(functools.partial(attend, mask=PACKED & WINDOW, block_sizes=(3, 2))),
         mask=PACKED & WINDOW,
         means=["perturbation"],
     ),
@@ -339,7 +395,7 @@ RIGHT = {
         jax.jit(right), mask=faulty.causal(T)[:, None]
     ),
     "without batch": lambda: leaks(
-        lambda x: dense(x[None], x[None], x[None])[0],
+        oracle.jit(lambda x: dense(x[None], x[None], x[None])[0]),
         FLOATS[0, :, None],
         axis=0,
         means=["perturbation"],
@@ -351,19 +407,21 @@ RIGHT = {
         lambda x: right(*x), vectors(dtype=jnp.bfloat16), means=["gradient"]
     ),
     "in float16": lambda: leaks(
-        lambda x: right(*x), vectors(dtype=jnp.float16), means=["perturbation"]
+        oracle.jit(lambda x: right(*x)),
+        vectors(dtype=jnp.float16),
+        means=["perturbation"],
     ),
     "a layer of nnx": lambda: leaks(of_nnx(FLOATS), FLOATS, means=["gradient"]),
     "a layer of linen": lambda: leaks(of_linen(FLOATS), FLOATS, means=["perturbation"]),
     "a model of tokens": lambda: leaks(
-        model(), TOKENS, num_tokens=11, means=["perturbation"]
+        oracle.jit(model()), TOKENS, num_tokens=11, means=["perturbation"]
     ),
     "a model with rotary positions": lambda: leaks(
         model(rope=True), FLOATS, means=["prefix"]
     ),
     "packed documents": lambda: leaks(model(lambda T: DOCUMENTS), TOKENS, mask=PACKED),
     "padding on the left": lambda: leaks(
-        model(lambda T: PADDED), FLOATS, mask=LEFT_PADDED
+        model(lambda T: PADDED, layers=1), FLOATS, mask=LEFT_PADDED
     ),
     "a prefix LM": lambda: leaks(
         model(lambda T: faulty.causal(T) | (np.arange(T) < 3)),
@@ -372,34 +430,44 @@ RIGHT = {
     ),
     "two layers of windows": lambda: leaks(model(near), TOKENS, mask=WINDOW, layers=2),
     "weights of jax.nn": lambda: rows(
-        functools.partial(jax.nn.dot_product_attention, is_causal=True), mask=CAUSAL
+        oracle.jit(functools.partial(jax.nn.dot_product_attention, is_causal=True)),
+        mask=CAUSAL,
     ),
     "weights of jax.nn on empty rows": lambda: rows(
-        functools.partial(jax.nn.dot_product_attention, mask=PADDED[:, None]),
+        oracle.jit(
+            functools.partial(jax.nn.dot_product_attention, mask=PADDED[:, None])
+        ),
         mask=LEFT_PADDED,
         empty_rows="mean",
     ),
-    "weights of grouped heads": lambda: rows(with_causal, mask=CAUSAL, **GROUPED),
-    "weights in bfloat16": lambda: rows(dense, mask=CAUSAL, dtype=jnp.bfloat16),
-    "weights in float16": lambda: rows(dense, mask=CAUSAL, dtype=jnp.float16),
+    "weights of grouped heads": lambda: rows(
+        oracle.jit(with_causal), mask=CAUSAL, **GROUPED
+    ),
+    "weights of the last queries": lambda: rows(
+        oracle.jit(functools.partial(with_causal, query_positions="end")),
+        query=vectors(B, 3, N, H)[0],
+        key=vectors()[1],
+        mask=CAUSAL,
+        query_positions="end",
+    ),
+    "weights in bfloat16": lambda: rows(
+        oracle.jit(dense), mask=CAUSAL, dtype=jnp.bfloat16
+    ),
+    "weights in float16": lambda: rows(
+        oracle.jit(dense), mask=CAUSAL, dtype=jnp.float16
+    ),
     "weights under a soft cap": lambda: rows(
-        functools.partial(attend, score=jattn.scores.soft_cap(2.0)),
+        oracle.jit(functools.partial(attend, score=jattn.scores.soft_cap(2.0))),
         score=lambda s: 2 * np.tanh(s / 2),
     ),
     "weights as an array": lambda: rows(WEIGHTS, mask=PACKED, **GROUPED),
     "weights of something": lambda: rows(WEIGHTS, mask=PACKED),
-    "scale of jax.nn": lambda: measured_scale(
-        jax.nn.dot_product_attention, head_dims=[4, 16], lengths=[3]
-    ),
-    "scale of grouped heads": lambda: measured_scale(
-        with_causal, num_kv_heads=2, head_dims=[6], lengths=[3]
-    ),
-    "scale with rotary positions": lambda: measured_scale(
-        rotated, head_dims=[8], lengths=[5]
-    ),
+    "scale of jax.nn": lambda: scale_of(jax.nn.dot_product_attention),
+    "scale of grouped heads": lambda: scale_of(with_causal, 6, 3, num_kv_heads=2),
+    "scale with rotary positions": lambda: scale_of(rotated, 8, 5),
     "scale in bfloat16": lambda: measured_scale(dense, dtype=jnp.bfloat16, lengths=[5]),
     "scale of 1/H": lambda: measured_scale(
-        faulty.scaled_twice, expected=lambda H: 1 / H
+        oracle.jit(faulty.scaled_twice), lengths=[2], expected=lambda H: 1 / H
     ),
     "NaN in grouped heads": lambda: nan_safety(
         attend, num_heads=4, num_kv_heads=2, head_dim=3, per_head_mask=True
@@ -416,6 +484,7 @@ SLOW = {
     "in bfloat16",
     "under vmap",
     "a layer of nnx",
+    "a layer of linen",
     "a model with rotary positions",
     "a prefix LM",
     "two layers of windows",
@@ -452,13 +521,13 @@ def test_the_one_leaking_pair_is_named(means):
 def test_every_pair_is_tried_up_to_64_places_and_some_beyond():
     rng = np.random.default_rng(0)
     for allowed in rng.random((3, 2, 64, 64)) < rng.random((3, 1, 1, 1)):
-        probes = blind_probes(allowed, 64)
-        assert covered(probes, allowed) == (~allowed).sum()
+        changes = blind_changes(allowed, 64)
+        assert covered(changes, allowed) == (~allowed).sum()
         assert not any(
-            (p.outputs[..., None] & p.inputs[:, None] & allowed).any() for p in probes
+            (x.outputs[..., None] & x.inputs[:, None] & allowed).any() for x in changes
         )
     x = np.ones((1, 90, 1), np.float32)
-    report = leaks(lambda x: np.cumsum(x, 1), x, max_probes=4, means=["perturbation"])
+    report = leaks(lambda x: np.cumsum(x, 1), x, max_changes=4, means=["perturbation"])
     assert report.ok and report.covered < report.forbidden == 90 * 89 / 2
     assert f"{report.covered} of {report.forbidden} forbidden pairs" in str(report)
 
@@ -479,11 +548,24 @@ def test_own_input_counts_where_there_is_no_residual():
 def test_what_cannot_be_differentiated_or_cut_is_said():
     x = np.ones((2, 5, 1), np.float32)
     report = leaks(lambda x: np.cumsum(np.asarray(x), 1) + np.zeros((2, 5, 1)), x)
-    found = {finding.check: finding for finding in report.findings}
-    assert report.ok and found["perturbation"].verdict == "right"
-    assert found["gradient"].verdict == found["prefix"].verdict == "not run"
-    assert "JAX cannot differentiate fn" in found["gradient"].detail
-    assert "fn fails on 3 of 5 positions" in found["prefix"].detail
+    assert report.ok and report["perturbation"].verdict == "right"
+    assert report["gradient"].verdict == report["prefix"].verdict == "not run"
+    assert "JAX cannot differentiate fn" in report["gradient"].detail
+    assert "fn fails on 3 of 5 positions" in report["prefix"].detail
+
+
+@pytest.mark.parametrize("stop", [jax.lax.stop_gradient, lambda x: x.astype(int)])
+def test_where_there_is_no_gradient_none_is_proved_to_be_0(stop):
+    x = vectors(B, T, 3)[0]
+
+    def fn(x):
+        return stop(jnp.cumsum(x, 1))
+
+    report = leaks(fn, x)
+    assert report.ok and report["gradient"].verdict == "not run"
+    report = leaks(fn, x, means=["gradient"])
+    assert report.first == report["gradient"] and report.verdict == "inconclusive"
+    assert report.first.detail == "no output has a gradient in any input"
 
 
 def test_keys_of_another_length_than_queries():
@@ -523,6 +605,9 @@ WRONG_CALLS = {
     "leaks: there must be two positions": lambda: leaks(abs, FLOATS[:, :1]),
     "leaks: every output must be": lambda: leaks(jnp.sum, FLOATS),
     "leaks: layers must be a positive int": lambda: leaks(abs, FLOATS, layers=0),
+    "leaks: more than one layer needs": lambda: leaks(
+        lambda x: x[:, :3], FLOATS, layers=2
+    ),
     "leaks: the mask must forbid something": lambda: leaks(
         abs, FLOATS[:1], mask=masks.everything()
     ),
@@ -536,22 +621,39 @@ WRONG_CALLS = {
     ),
     "leaks: num_tokens is for integer inputs": lambda: leaks(abs, FLOATS, num_tokens=3),
     "leaks: tokens must lie in": lambda: leaks(abs, TOKENS, num_tokens=3),
-    "leaks: mask.array must be": lambda: leaks(abs, FLOATS, mask=DOCUMENTS),
+    "leaks: mask must be": lambda: leaks(abs, FLOATS, mask=DOCUMENTS),
     "measured_scale: H and T must be 2 or more": lambda: measured_scale(
         attend, lengths=[1]
     ),
+    "measured_scale: attention_fn must be a function": lambda: measured_scale(3),
     "measured_scale: attention_fn must return": lambda: measured_scale(
         lambda q, k, v: attend(q, k, v)[0]
     ),
     "rows: empty_rows must be one of": lambda: rows(attend, empty_rows="means"),
-    "rows: attention must return": lambda: rows(lambda q, k, v: v[..., :1]),
-    "rows: attention, if it is no function, must be floating": lambda: rows(DOCUMENTS),
+    "rows: attention_fn must return": lambda: rows(lambda q, k, v: v[..., :1]),
+    "rows: attention_fn, if it is no function, must be floating": lambda: rows(
+        DOCUMENTS
+    ),
+    "rows: attention_fn, if it is no function, must be an array": lambda: rows(3),
+    "rows: with T != S": lambda: rows(attend, mask=CAUSAL, query=vectors()[0][:, :3]),
+    "rows: score must be a function of scaled scores": lambda: rows(
+        attend, score=jattn.scores.soft_cap(2.0)
+    ),
+    "rows: scale must be a number or [(]N,[)]": lambda: rows(attend, scale=np.ones(3)),
+    "rows: scale and score are of the logits": lambda: rows(WEIGHTS, scale=1.0),
     "rows: weights must be [(][*]B, N, T, S[)], and": lambda: rows(FLOATS[0]),
     "rows: weights must be [(][*]B, N, T, S[)] of": lambda: rows(FLOATS, **GROUPED),
     "rows: query and key go together": lambda: rows(WEIGHTS, query=GROUPED["query"]),
+    "nan_safety: attention_fn must return .* got tuple": lambda: nan_safety(
+        lambda q, k, v, mask: (q, k)
+    ),
     "nan_safety: N must be a multiple of K": lambda: nan_safety(attend, num_kv_heads=3),
+    "nan_safety: attention_fn must be a function": lambda: nan_safety(3),
     "nan_safety: attention_fn must return": lambda: nan_safety(
         lambda q, k, v, mask: attend(q, k, v, mask=mask)[0]
+    ),
+    "memory_against_length: make must be a function": lambda: memory_against_length(
+        abs, (FLOATS,)
     ),
     "memory_against_length: lengths must be": lambda: memory_against_length(
         abs, lambda n: (FLOATS,), lengths=(4, 4)

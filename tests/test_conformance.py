@@ -4,11 +4,12 @@ import functools
 
 import jax
 import numpy as np
+import oracle
 import pytest
 from planted import FAULTS, textbook
 
 import jattn
-from jattn.testing import Finding, Report, conformance
+from jattn.testing import Conformance, Finding, conformance
 from jattn.testing.features import Features
 from jattn.testing.probe import PROBES
 from jattn.testing.subject import Subject
@@ -36,6 +37,13 @@ JAX_FAILS = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_sooner():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jattn.testing.subject.quick_jit", oracle.jit)
+        yield
+
+
 def assert_right(report):
     assert not report.wrong, str(report)
 
@@ -53,7 +61,7 @@ CHEAP = [name for name in FAULTS if name not in DEAR]
 def test_a_right_function_of_numpy_is_right_about_all_that_it_offers():
     report = conformance(textbook)
     assert_right(report)
-    assert {found.name for found in report if found.status == "not offered"} == {
+    assert {found.check for found in report if found.verdict == "not offered"} == {
         name for name in DEAR if supported(name) not in (["jit"], [])
     } | {"the slopes of a score rule are learned", "jit changes nothing"}
 
@@ -65,7 +73,7 @@ def test_every_claim_has_a_planted_fault():
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_planted_fault_turns_its_claim_wrong(name):
     report = conformance(FAULTS[name], supports=supported(name), only=[name])
-    assert report[name].status == "wrong", report
+    assert report[name].verdict == "wrong", report
 
 
 @pytest.mark.slow
@@ -73,7 +81,7 @@ def test_a_planted_fault_turns_its_claim_wrong(name):
 def test_a_planted_fault_under_a_transformation_turns_its_claim_wrong(name):
     needs = [*supported(name), "jit"]
     report = conformance(FAULTS[name], supports=needs, only=[name])
-    assert report[name].status == "wrong", report
+    assert report[name].verdict == "wrong", report
 
 
 def test_the_tiles_of_blockwise_are_right_where_others_fail():
@@ -83,7 +91,7 @@ def test_the_tiles_of_blockwise_are_right_where_others_fail():
 
 def test_jax_is_wrong_about_empty_rows_NaN_and_more():
     report = conformance(jax.nn.dot_product_attention, only=JAX_FAILS)
-    assert [found.name for found in report.wrong] == JAX_FAILS, report
+    assert [found.check for found in report.wrong] == JAX_FAILS, report
 
 
 @pytest.mark.slow
@@ -112,7 +120,7 @@ def test_a_bare_function_of_three_arrays_is_enough():
         "a query without keys gets zero",
     ]
     report = conformance(lambda q, k, v: textbook(q, k, v), only=only)
-    assert [found.status for found in report] == ["right", "not offered"]
+    assert [found.verdict for found in report] == ["right", "not offered"]
     assert report[only[1]].detail == "no argument mask"
 
 
@@ -132,7 +140,7 @@ def raising(error):
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "status"),
+    ("name", "error", "verdict"),
     [
         ("a mask of two axes is not guessed", ValueError, "refused"),
         ("a mask of two axes is not guessed", NotImplementedError, "refused"),
@@ -141,9 +149,9 @@ def raising(error):
         ("True means may look", NotImplementedError, "not offered"),
     ],
 )
-def test_an_error_refuses_declines_or_is_wrong(name, error, status):
+def test_an_error_refuses_declines_or_is_wrong(name, error, verdict):
     report = conformance(raising(error), supports=["mask"], only=[name])
-    assert report[name].status == status
+    assert report[name].verdict == verdict
     assert f"{error.__name__}: never" in report[name].detail
 
 
@@ -156,9 +164,9 @@ def test_what_is_promised_may_not_be_declined():
         return textbook(q, k, v)
 
     found = conformance(narrow, only=[name])[name]
-    assert found.status == "not offered" and "must be as wide" in found.detail
+    assert found.verdict == "not offered" and "must be as wide" in found.detail
     promised = conformance(narrow, only=[name], supports=["value_dim"])
-    assert promised[name].status == "wrong"
+    assert promised[name].verdict == "wrong"
 
 
 def test_a_feature_goes_by_every_name_it_has():
@@ -188,31 +196,38 @@ def test_unknown_names_are_refused_with_the_nearest_one():
         conformance(textbook, supports="mask")
     with pytest.raises(TypeError, match="Write only="):
         conformance(textbook, only="True means may look")
+    with pytest.raises(ValueError, match="only must name a claim, but got none"):
+        conformance(textbook, only=[])
     with pytest.raises(TypeError, match="attention_fn must be a function"):
         conformance(None)
 
 
 def test_a_report_is_a_table_with_what_is_wrong_first():
-    report = Report(
-        "attend",
+    report = Conformance(
         (
-            Finding("one is one", "values", "right", "It is."),
-            Finding("two is two", "masks", "wrong", "out is 1 | 2"),
-            Finding("three", "masks", "not offered", "no argument mask"),
+            Finding("one is one", "right", "It is.", topic="values"),
+            Finding("two is two", "wrong", "out is 1, not 2", topic="masks"),
+            Finding("three", "not offered", "no argument mask", topic="masks"),
         ),
+        "attend",
     )
     assert str(report).splitlines() == [
-        "WRONG        two is two  out is 1 | 2",
+        "WRONG        two is two  out is 1, not 2",
         "right        one is one",
         "not offered  three       no argument mask",
         "attend: 1 wrong, 1 right, 0 refused, 1 not offered",
     ]
-    lines = report.markdown().splitlines()
-    assert lines[3] == r"| masks | two is two | **wrong** | out is 1 \| 2 |"
-    assert lines[-1] == str(report).splitlines()[-1]
     assert report["three"].topic == "masks" and report.wrong == (report["two is two"],)
-    with pytest.raises(KeyError):
-        report["four"]
+    assert report.first == report["two is two"] and not report.ok
+
+
+def test_a_refusal_that_was_asked_for_is_right():
+    name = "a negative window is refused"
+    supports = ["local_window_size"]
+    report = conformance(textbook, supports=supports, only=iter([name]))
+    assert [found.verdict for found in report] == ["refused"] and report.ok
+    report = conformance(FAULTS[name], supports=supports, only=iter([name]))
+    assert report.verdict == "wrong" and not report.ok
 
 
 def test_settings_of_the_process_do_not_count():
@@ -238,10 +253,12 @@ def test_calls_of_one_kind_are_compiled_once():
 
 
 def two_reports():
-    missing = Finding("two", "masks", "not offered", "")
+    missing = Finding("two", "not offered", "", topic="masks")
+    right = Finding("one", "right", "", topic="values")
+    wrong = right._replace(verdict="wrong", detail="off")
     return {
-        "jattn": Report("f", (Finding("one", "values", "right", ""), missing)),
-        "jax.nn": Report("g", (Finding("one", "values", "wrong", "off"), missing)),
+        "jattn": Conformance((right, missing), "f"),
+        "jax.nn": Conformance((wrong, missing), "g"),
     }
 
 

@@ -13,10 +13,10 @@ LAYERS = [
     {"jattn.masks", "jattn.scores"},
     {"jattn.algorithms"},
     {"jattn.prepare", "jattn.execute", "jattn.choice", "jattn.dispatch"},
+    {"jattn.reports", "jattn.foreign"},
     {
         "jattn.diagnostics",
         "jattn.tuning",
-        "jattn.findings",
         "jattn.counting",
         "jattn.explanation",
         "jattn.selfcheck",

@@ -1,70 +1,32 @@
 """Whether a NaN, an Inf or an empty row stays where it belongs."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jattn.core.boundary import one_of
-from jattn.diagnostics.reports import Finding, Report, differences, first_index
+from jattn.diagnostics.bench import LENGTH, Bench
+from jattn.diagnostics.places import differences, first_index
+from jattn.foreign import (
+    REFUSALS,
+    WrongShape,
+    check_callable,
+    in_one_line,
+    parameters_of,
+)
+from jattn.reports import Finding, Report
 
-NAMES = ("query", "key", "value")
-LENGTH, UNSEEN, SEEN, BLIND = 6, (0, 2), (0, 1), (0, 4)
-"""T; places (b, s) of a key that nobody may see and of one that many do, and (b, t) of
-a query that may see nothing."""
+UNSEEN, SEEN, BLIND = (0, 2), (0, 1), (0, 4)
+"""Places (b, s) of a key that nobody may see and of one that many do, and (b, t) of a
+query that may see nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NanSafety(Report):
     """What `nan_safety` found."""
-
-
-class _Bench:
-    """An attention function, compiled once for each dtype, and what it is given."""
-
-    def __init__(self, fn: Callable[..., Any], N: int, K: int, H: int):
-        rng = np.random.default_rng(0)
-        shapes = [(2, LENGTH, heads, H) for heads in (N, K, K)]
-        self.vectors = [rng.standard_normal(shape) for shape in shapes]
-        self.cotangent = rng.standard_normal(shapes[0])
-        self.groups = N // K
-
-        def run(vectors: Any, cotangent: Any, options: Any) -> Any:
-            out, pull = jax.vjp(lambda *x: fn(*x, **options), *vectors)
-            if out.shape != shapes[0]:
-                raise _WrongShape(
-                    "nan_safety: attention_fn must return (B, T, N, H), here "
-                    f"{shapes[0]}, but got {out.shape}. Transpose in a lambda if its "
-                    "layout is another."
-                )
-            return out, *pull(cotangent.astype(out.dtype))
-
-        self.run = jax.jit(run)
-
-    def __call__(
-        self, dtype: Any, vectors: Any = None, cotangent: Any = None, **options: Any
-    ) -> dict[str, np.ndarray]:
-        """The output and the gradients of query, key and value, in float64."""
-        vectors = self.vectors if vectors is None else vectors
-        cotangent = self.cotangent if cotangent is None else cotangent
-        given = [jnp.asarray(x, dtype) for x in (*vectors, cotangent)]
-        results = self.run(given[:-1], given[-1], options)
-        wide = (np.asarray(x, np.float64) for x in results)
-        return dict(zip(("out", "d query", "d key", "d value"), wide, strict=True))
-
-    def spoilt(self, name: str, place: tuple[int, ...], number: float) -> list[Any]:
-        """The vectors with a number put into one of them."""
-        vectors = [x.copy() for x in self.vectors]
-        vectors[NAMES.index(name)][place] = number
-        return vectors
-
-
-class _WrongShape(ValueError):
-    """Not a refusal of a probe: the function is not what it must be."""
 
 
 def nan_safety(
@@ -82,7 +44,9 @@ def nan_safety(
     A weight of 0 times a NaN is NaN, so padding that holds one spoils whole rows unless
     it is kept out; and a row that may see nothing divides 0 by 0, or spreads over keys
     that are forbidden. Each probe is reported by itself: a function may be right in
-    some and refuse others.
+    some and refuse others. `jattn.testing.conformance` claims as much of any function;
+    here it is tried for one's own heads, dtype, kind of mask and choice of empty rows,
+    in every bit, and each finding has the index of what is wrong.
 
     Args:
         attention_fn: `attention_fn(query, key, value, mask=mask)`, of (B, T, N, H), (B,
@@ -113,14 +77,15 @@ def nan_safety(
         >>> found.first.check, found.first.detail
         ('masked key, gradient', 'nan there makes d query (0, 0, 0, 0) nan')
     """
+    check_callable("nan_safety", "attention_fn", attention_fn)
     one_of("nan_safety", "empty_rows", empty_rows, ("zero", "mean"))
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     if min(num_heads, kv_heads, head_dim) < 1 or num_heads % kv_heads:
         raise ValueError(
             "nan_safety: N must be a multiple of K, and H 1 or more, but got "
-            f"N={num_heads}, K={kv_heads}, H={head_dim}."
+            f"N={num_heads}, K={kv_heads}, H={head_dim}. Grouped heads: N = 4, K = 2."
         )
-    bench = _Bench(attention_fn, num_heads, kv_heads, head_dim)
+    bench = Bench(attention_fn, num_heads, kv_heads, head_dim)
     heads = num_heads if per_head_mask else 1
     mask = np.tile(np.tri(LENGTH, dtype=bool), (2, heads, 1, 1))
     mask[UNSEEN[0], ..., UNSEEN[1]] = False
@@ -137,23 +102,22 @@ def nan_safety(
         "float16 empty row": lambda: _empty(bench, mask, holed, jnp.float16, mean),
         "float16 large": lambda: _large(bench, mask),
     }
-    if "bias" not in inspect.signature(attention_fn).parameters:
+    if "bias" not in parameters_of(attention_fn):
         del probes["bias of -inf"]
     findings = []
     for name, probe in probes.items():
         try:
             found = probe()
-        except _WrongShape:
+        except WrongShape:
             raise
-        except (NotImplementedError, TypeError, ValueError) as error:
-            why = f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"
-            found = [Finding("", "refused", why)]
+        except REFUSALS as error:
+            found = [Finding("", "refused", in_one_line(error, 60))]
         findings += [x._replace(check=f"{name}{x.check}") for x in found]
     return NanSafety(tuple(findings))
 
 
 def _unread(
-    bench: _Bench, mask: np.ndarray, dtype: Any, name: str, place: tuple[int, int]
+    bench: Bench, mask: np.ndarray, dtype: Any, name: str, place: tuple[int, int]
 ) -> list[Finding]:
     """Spoils a vector that nobody may read: nothing may change."""
     clean = bench(dtype, mask=mask)
@@ -173,15 +137,15 @@ def _same(found: dict, clean: dict, names: list[str], check: str) -> Finding:
             at = first_index(differences(got[name], clean[name]) > 0)
             if at is not None:
                 detail = f"{number} there makes {name} {at} {got[name][at]:.3g}"
-                return Finding(check, "WRONG", detail, at, None, float(got[name][at]))
+                return Finding(check, "wrong", detail, at, None, float(got[name][at]))
             at = first_index(~np.isfinite(clean[name]))
             if at is not None:
                 detail = f"{name} {at} is {clean[name][at]} even without one"
-                return Finding(check, "WRONG", detail, at)
+                return Finding(check, "wrong", detail, at)
     return Finding(check, "right", "no bit changes")
 
 
-def _read(bench: _Bench, mask: np.ndarray, dtype: Any) -> list[Finding]:
+def _read(bench: Bench, mask: np.ndarray, dtype: Any) -> list[Finding]:
     """Spoils a value of one key head: exactly those that may see it become NaN."""
     clean = bench(dtype, mask=mask)["out"]
     readers = np.zeros(clean.shape[:3], bool)
@@ -197,12 +161,12 @@ def _read(bench: _Bench, mask: np.ndarray, dtype: Any) -> list[Finding]:
             if at is not None:
                 may = "may not" if what == "reaches" else "may"
                 detail = f"{number} {what} out {at}, which {may} see it"
-                return [Finding("", "WRONG", detail, at, (*SEEN, 0))]
+                return [Finding("", "wrong", detail, at, (*SEEN, 0))]
     return [Finding("", "right", f"reaches exactly {readers.sum()} rows")]
 
 
 def _empty(
-    bench: _Bench, mask: np.ndarray, holed: np.ndarray, dtype: Any, mean: bool
+    bench: Bench, mask: np.ndarray, holed: np.ndarray, dtype: Any, mean: bool
 ) -> list[Finding]:
     """A query that may see nothing, and its gradient."""
     before, got = bench(dtype, mask=mask)["out"], bench(dtype, mask=holed)
@@ -223,7 +187,7 @@ def _empty(
         right, what = mean, f"row {BLIND} is the mean of all values, forbidden or not"
     else:
         what = f"row {BLIND} is neither 0 nor the mean of all values"
-    forward = Finding("", "right" if right else "WRONG", what, None if right else BLIND)
+    forward = Finding("", "right" if right else "wrong", what, None if right else BLIND)
     blinded = bench.cotangent.copy()
     blinded[BLIND] = 0
     quiet = got if mean else bench(dtype, cotangent=blinded, mask=holed)
@@ -235,13 +199,13 @@ def _empty(
         at = first_index(wrong)
         if at is not None:
             detail = f"{name} {at} is {got[name][at]:.3g} because of row {BLIND}"
-            backward = Finding(", gradient", "WRONG", detail, at)
+            backward = Finding(", gradient", "wrong", detail, at)
             break
     return [forward, backward]
 
 
 def _biased(
-    bench: _Bench, mask: np.ndarray, dtype: Any, num_heads: int
+    bench: Bench, mask: np.ndarray, dtype: Any, num_heads: int
 ) -> list[Finding]:
     """A whole row of biases of -inf."""
     bias = np.zeros((2, num_heads, LENGTH, LENGTH))
@@ -249,7 +213,7 @@ def _biased(
     return [_finite(bench(dtype, mask=mask, bias=jnp.asarray(bias, dtype)))]
 
 
-def _large(bench: _Bench, mask: np.ndarray) -> list[Finding]:
+def _large(bench: Bench, mask: np.ndarray) -> list[Finding]:
     """Scores beyond 65504, the largest number of float16."""
     vectors = [200 * np.sign(x) for x in bench.vectors[:2]] + bench.vectors[2:]
     return [_finite(bench(jnp.float16, vectors, mask=mask))]
@@ -259,5 +223,5 @@ def _finite(got: dict[str, np.ndarray]) -> Finding:
     for name, array in got.items():
         at = first_index(~np.isfinite(array))
         if at is not None:
-            return Finding("", "WRONG", f"{name} {at} is {array[at]}", at)
+            return Finding("", "wrong", f"{name} {at} is {array[at]}", at)
     return Finding("", "right", "the output and all gradients are finite")

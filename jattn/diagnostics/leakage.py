@@ -11,11 +11,11 @@ import numpy as np
 from jattn.core.boundary import one_of
 from jattn.core.rules import Array, Mask
 from jattn.diagnostics.allowed_pairs import allowed_pairs
+from jattn.diagnostics.audited import Audited, as_audited
+from jattn.diagnostics.leak_changes import blind_changes, covered, reach, row_changes
 from jattn.diagnostics.leak_means import MEANS, Evidence, control, repeat
-from jattn.diagnostics.leak_probes import blind_probes, covered, reach, row_probes
-from jattn.diagnostics.reports import Report
-from jattn.diagnostics.subject import Subject, subject_of
 from jattn.masks import causal
+from jattn.reports import Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ def leaks(
     query_positions: Any = None,
     num_tokens: int | None = None,
     means: Sequence[str] | None = None,
-    max_probes: int = 64,
+    max_changes: int = 64,
     atol: float = 0.0,
     seed: int = 0,
 ) -> Leaks:
@@ -51,13 +51,13 @@ def leaks(
     Three independent means. Perturbation changes only what an output must not see, to
     other values and to large ones: the output must stay as it is. The gradient of
     an output with respect to such an input must be exactly 0. A prefix of the inputs
-    must give a prefix of the outputs. Besides, batch rows must not see one another,
-    equal calls must agree, and some output must depend on another position at all, or
-    the audit could not see a leak and says "inconclusive".
+    must give a prefix of the outputs, up to rounding. Besides, batch rows must not see
+    one another, equal calls must agree, and some output must depend on another position
+    at all, or the audit could not see a leak and says "inconclusive".
 
     Args:
         fn: `fn(inputs) -> outputs`: attention, a layer or a whole model in evaluation
-            mode. It is called as it is, some 2 `max_probes` times at most: pass a
+            mode. It is called as it is, some 2 `max_changes` times at most: pass a
             jitted function where calls are slow.
         inputs: floats (*B, S, ...) or integer tokens (*B, S), or a pytree of them, as
             (query, key, value). What is not to be changed, `fn` closes over: also what
@@ -68,17 +68,18 @@ def leaks(
         axis: where the positions S and T stand in all inputs and outputs; the axes
             before it are *B. 0 for no batch.
         layers: through how many layers a mask acts: with a window an output sees as
-            many windows back.
+            many windows back. Above 1, T == S.
         residual: whether an output may depend on the input of its own place whatever
             the mask says, as past a layer; where T == S.
         query_positions: where T outputs stand beside S inputs, as in `attention`.
         num_tokens: the size of the vocabulary; by default the largest token + 1.
         means: some of "perturbation", "gradient" and "prefix". By default all that
             apply: tokens have no gradient, and a prefix needs a mask without arrays.
-        max_probes: how many sets of inputs are changed. If the mask has no more
+        max_changes: how many sets of inputs are changed. If the mask has no more
             different rows, as with up to 64 places, every forbidden pair is tried.
         atol: the largest change, and gradient, that is not a leak. At 0 a leak of
-            1e-6 in float32 is found.
+            1e-6 in float32 is found. A prefix is another program, and its outputs may
+            differ by rounding whatever this is.
         seed: of the new values.
 
     Returns:
@@ -103,44 +104,51 @@ def leaks(
         >>> found.ok, found.first.check, found.first.output, found.first.input
         (False, 'perturbation', (0, 0), (0, 1))
     """
-    subject = subject_of("leaks", fn, inputs, axis)
-    for name, count in (("layers", layers), ("max_probes", max_probes)):
+    audited = as_audited("leaks", fn, inputs, axis)
+    for name, count in (("layers", layers), ("max_changes", max_changes)):
         if type(count) is not int or count < 1:
             raise ValueError(
-                f"leaks: {name} must be a positive int, but got {count!r}."
+                f"leaks: {name} must be a positive int, but got {count!r}. 1 is one "
+                "layer; 64 changes are the default."
             )
-    num_tokens = _vocabulary(subject, num_tokens)
-    base = subject.values(subject.leaves)
-    sizes = (base[0].shape[1], subject.num_inputs)
+    num_tokens = _vocabulary(audited, num_tokens)
+    base = audited.values(audited.leaves)
+    sizes = (base[0].shape[1], audited.num_inputs)
+    if layers > 1 and sizes[0] != sizes[1]:
+        raise ValueError(
+            "leaks: more than one layer needs as many outputs as inputs, T == S, but "
+            f"got {layers=}, T={sizes[0]}, S={sizes[1]}. Leave layers at 1, and give "
+            "the mask of the whole."
+        )
     mask = causal() if mask is None else mask
-    chosen = _means(means, subject, mask)
+    chosen = _means(means, audited, mask)
     pairs = allowed_pairs(
-        "leaks", mask, subject.batch, *sizes, query_positions=query_positions
+        "leaks", mask, audited.batch, *sizes, query_positions=query_positions
     )
-    pairs = pairs.any(axis=-3).reshape(subject.rows, *sizes)
+    pairs = pairs.any(axis=-3).reshape(audited.rows, *sizes)
     allowed = reach(pairs, layers, residual)
-    probes = [] if allowed.all() else blind_probes(allowed, max_probes)
-    probes += row_probes(allowed)
-    if not probes:
+    changes = [] if allowed.all() else blind_changes(allowed, max_changes)
+    changes += row_changes(allowed)
+    if not changes:
         raise ValueError(
             f"leaks: the mask must forbid something, but {mask} with {layers=} allows "
             "every pair. Say what must not be seen, or give two batch rows."
         )
-    others = subject.others(num_tokens, seed)
-    evidence = Evidence(subject, base, others, allowed, probes, atol)
+    others = audited.others(num_tokens, seed)
+    evidence = Evidence(audited, base, others, allowed, changes, atol)
     findings = [repeat(evidence)]
     if findings[0].verdict == "right":
         findings.append(control(evidence))
         strict = means is not None
         findings += [MEANS[name](evidence, strict) for name in MEANS if name in chosen]
-    return Leaks(tuple(findings), int((~allowed).sum()), covered(probes, allowed))
+    return Leaks(tuple(findings), int((~allowed).sum()), covered(changes, allowed))
 
 
-def _means(means: Sequence[str] | None, subject: Subject, mask: Any) -> Sequence[str]:
+def _means(means: Sequence[str] | None, audited: Audited, mask: Any) -> Sequence[str]:
     """Those that are asked for, or all that apply."""
     if means is None:
         free = not jax.tree.leaves(mask)
-        applies = dict(perturbation=True, gradient=subject.floating, prefix=free)
+        applies = dict(perturbation=True, gradient=audited.floating, prefix=free)
         return [name for name, does in applies.items() if does]
     if isinstance(means, str) or not means:
         raise ValueError(
@@ -149,7 +157,7 @@ def _means(means: Sequence[str] | None, subject: Subject, mask: Any) -> Sequence
         )
     for name in means:
         one_of("leaks", "means", name, tuple(MEANS))
-    if "gradient" in means and not subject.floating:
+    if "gradient" in means and not audited.floating:
         raise ValueError(
             "leaks: a gradient needs inputs that are floats, but got tokens. Leave it "
             "out, or give fn the embeddings as inputs."
@@ -157,9 +165,9 @@ def _means(means: Sequence[str] | None, subject: Subject, mask: Any) -> Sequence
     return means
 
 
-def _vocabulary(subject: Subject, num_tokens: int | None) -> int | None:
+def _vocabulary(audited: Audited, num_tokens: int | None) -> int | None:
     """The number of tokens, where there are any."""
-    tokens = [x for x in subject.leaves if not jnp.issubdtype(x.dtype, jnp.floating)]
+    tokens = [x for x in audited.leaves if not jnp.issubdtype(x.dtype, jnp.floating)]
     if not tokens:
         if num_tokens is not None:
             raise ValueError(

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn.core.boundary import one_of
-from jattn.diagnostics.reports import Finding, Report
+from jattn.foreign import check_callable
+from jattn.reports import Finding, Report, shown_bytes
 
-GROWTH = {"constant": 0.3, "linear": 1.3, "between": 1.7, "quadratic": 2.3}
-"""The largest exponent that is called so."""
+GROWTH = {"constant": 0.3, "linear": 1.3, "superlinear": 1.7, "quadratic": 2.3}
+"""The largest exponent that is called so; beyond them all it is "superquadratic"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +26,10 @@ class MemoryGrowth(Report):
         num_bytes: {length: what the compiler plans for temporaries and results}.
         slopes: of log bytes against log length, between each length and the next.
         order: the slope without a constant share: of what is added from length to
-            length, for the last three of them; with two lengths, their slope.
-        growth: "constant", "linear", "between", "quadratic" or "more", by the order.
+            length, for the last three of them, exactly if the lengths are a geometric
+            series; with two lengths, their slope.
+        growth: "constant", "linear", "superlinear", "quadratic" or "superquadratic",
+            by the order.
     """
 
     num_bytes: dict[int, int]
@@ -49,7 +52,7 @@ def memory_against_length(
     *,
     lengths: Sequence[int] = (512, 1024, 2048),
     derivative: Literal["none", "gradient", "hvp"] = "none",
-    limit: Literal["constant", "linear", "between", "quadratic"] = "linear",
+    limit: Literal["constant", "linear", "superlinear", "quadratic"] = "linear",
 ) -> MemoryGrowth:
     """How the memory of a function grows with length, by the compiler's plan.
 
@@ -84,6 +87,8 @@ def memory_against_length(
         >>> found.ok, found.growth
         (False, 'quadratic')
     """
+    for name, given in (("fn", fn), ("make", make)):
+        check_callable("memory_against_length", name, given)
     one_of(
         "memory_against_length", "derivative", derivative, ("none", "gradient", "hvp")
     )
@@ -100,12 +105,12 @@ def memory_against_length(
         for m, n in itertools.pairwise(lengths)
     )
     order = _order(list(num_bytes.items())[-3:], slopes[-1])
-    growth = next((name for name, most in GROWTH.items() if order <= most), "more")
-    names = [*GROWTH, "more"]
+    names = [*GROWTH, "superquadratic"]
+    growth = names[sum(order > most for most in GROWTH.values())]
     right = names.index(growth) <= names.index(limit)
-    shown = ", ".join(f"{n}: {_size(x)}" for n, x in num_bytes.items())
+    shown = ", ".join(f"{n}: {shown_bytes(x)}" for n, x in num_bytes.items())
     detail = f"{growth}, like n^{order:.2f}: {shown}"
-    finding = Finding("growth", "right" if right else "WRONG", detail, size=order)
+    finding = Finding("growth", "right" if right else "wrong", detail, size=order)
     return MemoryGrowth((finding,), num_bytes, slopes, order, growth)
 
 
@@ -153,11 +158,3 @@ def _derived(fn: Callable[..., Any], derivative: str) -> Callable[..., Any]:
         return jax.jvp(jax.grad(loss), (floats,), (list(map(jnp.cos, floats)),))[1]
 
     return gradient
-
-
-def _size(number: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} GB"

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn.core.boundary import FLOATS, one_of
-from jattn.diagnostics.reports import Finding, Report
+from jattn.foreign import check_callable, check_returned
+from jattn.reports import Finding, Report
 
-MAGNITUDES = ((0.0, 0.0), (1.0, 0.5), (1.0, 4.0), (4.0, 1.0))
+MAGNITUDES = ((0.0, 0.0), (1.0, 0.5), (1.0, 4.0), (4.0, 1.0), (8.0, 8.0))
 """Of query and key, in units in which 1/sqrt(H) makes a logit of their product."""
 
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
+FACTOR_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 """Relative, of a factor, by dtype."""
 
 KNOWN: dict[str, Callable[[int, int], float]] = {
@@ -55,7 +56,7 @@ def measured_scale(
 
     The last query is a multiple of e1, as is the key in its own place; all other keys
     are 0, and the values are one-hot. So the output is the odds of its own key, and
-    two magnitudes of query and key tell a constant factor from a soft cap or from
+    several magnitudes of query and key tell a constant factor from a soft cap or from
     normalised queries and keys. Causal masks, rotary positions and biases of distance
     change nothing of it.
 
@@ -67,7 +68,7 @@ def measured_scale(
         num_heads: N.
         num_kv_heads: K; by default N.
         expected: the right factor, or a function of H. Default 1/sqrt(H).
-        dtype: of the arrays. In float16 logits beyond 16 can't be seen.
+        dtype: of the arrays. In float16 a cap far above 16 can't be seen.
 
     Returns:
         Findings "H=.., T=..", with the factor and what it looks like if it is not the
@@ -89,15 +90,18 @@ def measured_scale(
         >>> measured_scale(unscaled, lengths=[2]).first.detail
         '1 = 2.8284 x expected: no scaling'
     """
+    check_callable("measured_scale", "attention_fn", attention_fn)
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     heads_fit = num_heads > 0 and kv_heads > 0 and num_heads % kv_heads == 0
     if not heads_fit or min(*head_dims, *lengths, 2) < 2 or not (head_dims and lengths):
         raise ValueError(
             "measured_scale: H and T must be 2 or more and N a multiple of K, but got "
-            f"{head_dims=}, {lengths=}, N={num_heads}, K={kv_heads}. One number of "
-            "each is enough."
+            f"{head_dims=}, {lengths=}, N={num_heads}, K={kv_heads}. Give for "
+            "example head_dims=[8], lengths=[2], num_heads=4."
         )
-    rtol = TOLERANCE[one_of("measured_scale", "dtype", str(jnp.dtype(dtype)), FLOATS)]
+    rtol = FACTOR_TOLERANCE[
+        one_of("measured_scale", "dtype", str(jnp.dtype(dtype)), FLOATS)
+    ]
     # All H at the first T, and all T at the first H: every call compiles.
     sizes = [(H, lengths[0]) for H in head_dims]
     sizes += [(head_dims[0], T) for T in lengths[1:]]
@@ -119,7 +123,7 @@ def measured_scale(
     apart = [T for T, x in by_length.items() if not np.allclose(x, first, rtol)]
     if apart and all(constant.values()):
         detail = f"the factor at T={apart[0]} is not that at T={lengths[0]}"
-        findings.append(Finding("length", "WRONG", detail))
+        findings.append(Finding("length", "wrong", detail))
     return MeasuredScale(tuple(findings), scales, ratios)
 
 
@@ -135,12 +139,7 @@ def _log_odds(
     value[:, -1, :, 0] = value[:, :-1, :, 1] = 1
     with jax.default_matmul_precision("highest"):
         out = fn(*(jnp.asarray(x, dtype) for x in (query, key, value)))
-    if np.shape(out) != query.shape:
-        raise ValueError(
-            "measured_scale: attention_fn must return (B, T, N, H), here "
-            f"{query.shape}, but got {np.shape(out)}. Transpose in a lambda if its "
-            "layout is another."
-        )
+    check_returned("measured_scale", out, query.shape)
     own, others = np.moveaxis(np.asarray(out, np.float64)[:, -1, :, :2], -1, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(own) - np.log(others)
@@ -189,13 +188,13 @@ def _finding(
         return Finding(check, "inconclusive", why)
     if not constant:
         why = f"{shown} near 0, but no constant factor: a cap, or vectors normalised"
-        return Finding(check, "WRONG", why)
+        return Finding(check, "wrong", why)
     wrong = np.abs(ratio - 1) > rtol
     detail = f"{shown} = {times} x expected"
     if not wrong.any():
         return Finding(check, "right", detail)
     head = int(np.argmax(wrong))
-    return Finding(check, "WRONG", detail + look, (head,), None, float(ratio[head]))
+    return Finding(check, "wrong", detail + look, (head,), None, float(ratio[head]))
 
 
 def _short(values: np.ndarray) -> str:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Softmax(NamedTuple):
+class Recipe(NamedTuple):
     """Weights in float64 numpy, from query (*B, T, N, H) and key (*B, S, K, H)."""
 
     query: np.ndarray
@@ -14,14 +14,19 @@ class Softmax(NamedTuple):
     scale: Any = None
     score: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def logits(self, factor: float = 1.0, transposed: bool = True) -> np.ndarray:
-        """(*B, N, T, S), with another scale or without transposing the keys."""
-        q, H = self.query, self.query.shape[-1]
+    @property
+    def factor(self) -> np.ndarray:
+        """The scale, (1,) or (N,)."""
+        H = self.query.shape[-1]
+        scale = H**-0.5 if self.scale is None else self.scale
+        return np.reshape(np.asarray(scale, np.float64), -1)
+
+    def logits(self, transposed: bool = True) -> np.ndarray:
+        """(*B, N, T, S), also without transposing the keys."""
+        q = self.query
         k = np.repeat(self.key, q.shape[-2] // self.key.shape[-2], -2)
         keys = "...snh" if transposed else "...hns"
-        scale = H**-0.5 if self.scale is None else np.asarray(self.scale, np.float64)
-        scale = np.reshape(scale, (-1, 1, 1)) * factor
-        s = np.einsum(f"...tnh,{keys}->...nts", q, k) * scale
+        s = np.einsum(f"...tnh,{keys}->...nts", q, k) * self.factor[:, None, None]
         return s if self.score is None else self.score(s)
 
     def weights(self, allowed: np.ndarray) -> np.ndarray:
@@ -39,19 +44,21 @@ def normalised(s: np.ndarray, allowed: Any, axis: int = -1) -> np.ndarray:
 
 
 def suspect(
-    weights: np.ndarray, softmax: Softmax, allowed: np.ndarray, atol: float
+    weights: np.ndarray, recipe: Recipe, allowed: np.ndarray, atol: float
 ) -> str | None:
     """The mistake that explains the weights, if one does."""
-    for name, candidate in _candidates(softmax, allowed):
-        if np.allclose(weights, candidate, rtol=0, atol=atol):
+    right = recipe.weights(allowed)
+    for name, candidate in _candidates(recipe, allowed):
+        harmless = np.allclose(candidate, right, rtol=0, atol=atol)
+        if not harmless and np.allclose(weights, candidate, rtol=0, atol=atol):
             return name
     return None
 
 
 def _candidates(
-    softmax: Softmax, allowed: np.ndarray
+    recipe: Recipe, allowed: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
-    s, H = softmax.logits(), softmax.query.shape[-1]
+    s, H = recipe.logits(), recipe.query.shape[-1]
     T, S = s.shape[-2:]
     square, heads_by_batch = T == S, s.ndim == 4 and s.shape[0] == s.shape[1]
     yield "zeros", np.zeros_like(s)
@@ -60,10 +67,11 @@ def _candidates(
     yield "a mask after the softmax", normalised(s, True) * allowed
     yield "a softmax over queries", normalised(s, allowed, -2)
     yield "a softmax over heads", normalised(s, allowed, -3)
-    yield "a scale of 1 instead", normalised(softmax.logits(H**0.5), allowed)
-    yield "a scale applied twice", normalised(softmax.logits(H**-0.5), allowed)
+    yield "a scale of 1 instead", recipe._replace(scale=1.0).weights(allowed)
+    twice = recipe._replace(scale=recipe.factor**2)
+    yield "a scale applied twice", twice.weights(allowed)
     if S == H:
-        yield "keys not transposed", normalised(softmax.logits(1, False), allowed)
+        yield "keys not transposed", normalised(recipe.logits(False), allowed)
     if square:
         further = np.pad(allowed, [(0, 0)] * (s.ndim - 1) + [(1, 0)])[..., :-1]
         own = np.eye(T, dtype=bool)

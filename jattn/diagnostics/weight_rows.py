@@ -4,21 +4,21 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.core.boundary import check_floating, check_vectors, one_of
-from jattn.core.rules import Array, Mask
+from jattn.core.boundary import check_vectors, one_of
+from jattn.core.rules import Array, Mask, Score
 from jattn.diagnostics.allowed_pairs import allowed_pairs
-from jattn.diagnostics.reports import (
-    TOLERANCE,
-    Finding,
-    Report,
-    differences,
-    first_index,
-)
-from jattn.diagnostics.suspects import Softmax, suspect
+from jattn.diagnostics.places import differences, first_index
+from jattn.diagnostics.recovered import WEIGHT_TOLERANCE, given, recovered
+from jattn.diagnostics.suspects import Recipe, suspect
+from jattn.prepare import Call, per_head
+from jattn.reports import Finding, Report
+from jattn.testing.compare import normal
+
+USUAL = (2, 7, 2, 7)
+"""Of query and key: where sizes are equal, axes are confused in silence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +35,12 @@ class Rows(Report):
 
 
 def rows(
-    attention: Callable[..., Any] | Array,
+    attention_fn: Callable[..., Any] | Array,
     *,
     query: Array | None = None,
     key: Array | None = None,
     mask: Mask | Array | None = None,
+    query_positions: Any = None,
     scale: float | Array | None = None,
     score: Callable[[np.ndarray], np.ndarray] | None = None,
     empty_rows: Literal["zero", "mean"] = "zero",
@@ -49,15 +50,15 @@ def rows(
     """Whether attention's weights are a softmax over the keys a query may see.
 
     The weights of a function are its output for values that are one-hot, in units that
-    differ by batch row and head. They must be finite, positive where the mask allows
-    and exactly 0 elsewhere, sum to one in every row that sees something, and agree
-    with softmax(score(query key^T scale)) in float64 numpy. If they do not, they are
-    compared with what common mistakes give.
+    differ between any eleven neighbours in batch row and head. They must be finite,
+    positive where the mask allows and exactly 0 elsewhere, sum to one in every row that
+    sees something, and agree with softmax(score(query key^T scale)) in float64 numpy.
+    If they do not, they are compared with what common mistakes give.
 
     Args:
-        attention: `attention(query, key, value)`, of (*B, T, N, H), (*B, S, K, H) and
-            (*B, S, K, H), which returns (*B, T, N, H); or an array of weights (*B, N,
-            T, S).
+        attention_fn: `attention_fn(query, key, value)`, of (*B, T, N, H), (*B, S, K, H)
+            and (*B, S, K, H), which returns (*B, T, N, H); or an array of weights (*B,
+            N, T, S).
         query: (*B, T, N, H). For a function, by default (2, 7, 2, 7) of normal
             numbers: where sizes are equal, axes are confused in silence. For an array,
             what it was made of; without it, logits are not compared, and a weight of
@@ -65,9 +66,10 @@ def rows(
         key: (*B, S, K, H), likewise.
         mask: what the function, or the array, should have applied: a rule or a Boolean
             array as in `jattn.attention`. None allows all.
+        query_positions: where T queries stand beside S keys, as in `attention`.
         scale: what it should have: a number or (N,). Default 1/sqrt(H).
-        score: what it should do to scaled scores (*B, N, T, S), in numpy: a soft cap,
-            a bias.
+        score: what it should do to scaled scores (*B, N, T, S): a function in numpy, as
+            a second opinion on a soft cap or a bias.
         empty_rows: what a query without keys should get: "zero", or "mean".
         dtype: of the vectors that are made here.
         tolerance: the largest error of a weight; by default by the dtype of the
@@ -79,7 +81,8 @@ def rows(
 
     Raises:
         ValueError: shapes do not fit.
-        TypeError: `attention` is neither a function nor an array of floats.
+        TypeError: `attention_fn` is neither a function nor an array of floats, or
+            `score` is a rule.
 
     Example:
         >>> import jax, jattn
@@ -91,27 +94,34 @@ def rows(
         'weight (0, 0, 0, 1) is 0, but the mask allows it'
     """
     one_of("rows", "empty_rows", empty_rows, ("zero", "mean"))
-    if callable(attention):
-        query = _normal(0, dtype) if query is None else jnp.asarray(query)
-        key = _normal(1, dtype) if key is None else jnp.asarray(key)
-        weights = _recovered(attention, query, key)
+    _check_score(score)
+    if callable(attention_fn):
+        query = jnp.asarray(normal(0, *USUAL, dtype=dtype) if query is None else query)
+        key = jnp.asarray(normal(1, *USUAL, dtype=dtype) if key is None else key)
+        weights = recovered(attention_fn, query, key)
         used = str(jnp.result_type(query, key))
     else:
-        weights, used = _given(attention, query, key)
+        weights, used = given(attention_fn, query, key)
     *batch, N, T, S = weights.shape
-    atol = TOLERANCE[used] if tolerance is None else tolerance
-    allowed = allowed_pairs("rows", mask, tuple(batch), T, S, N)
-    softmax, expected = None, None
+    atol = WEIGHT_TOLERANCE[used] if tolerance is None else tolerance
+    allowed = allowed_pairs("rows", mask, tuple(batch), T, S, N, query_positions)
+    recipe, expected = None, None
     if query is not None and key is not None:
+        call = Call("rows", check_vectors("rows", query, key))
         q, k = (np.asarray(x, np.float64) for x in (query, key))
-        softmax = Softmax(q, k, scale, score)
-        expected = softmax.weights(allowed)
+        recipe = Recipe(q, k, per_head(call, "scale", scale), score)
+        expected = recipe.weights(allowed)
         if empty_rows == "mean":
             expected = np.where(allowed.any(-1, keepdims=True), expected, 1 / S)
+    elif scale is not None or score is not None:
+        raise ValueError(
+            "rows: scale and score are of the logits of query and key, but got neither "
+            "of these. Give both, or leave scale and score out."
+        )
     findings = _entries(weights, expected, allowed, empty_rows, atol)
     findings.append(_sums(weights, allowed, empty_rows, atol))
-    if softmax is not None and expected is not None:
-        findings.append(_agreement(weights, expected, softmax, allowed, atol))
+    if recipe is not None and expected is not None:
+        findings.append(_agreement(weights, expected, recipe, allowed, atol))
     return Rows(tuple(findings), weights, expected)
 
 
@@ -135,10 +145,10 @@ def _entries(
         if at is None:
             return Finding(check, "right", right)
         detail = f"weight {at} is {weights[at]:.4g}{what}"
-        return Finding(check, "WRONG", detail, at, None, float(weights[at]))
+        return Finding(check, "wrong", detail, at, None, float(weights[at]))
 
     seen = finding("allowed", hidden, "none of them is 0", ", but the mask allows it")
-    if expected is None and seen.verdict == "WRONG":
+    if expected is None and seen.verdict == "wrong":
         why = f"{hidden.sum()} are 0, rounded or hidden: give query and key"
         seen = Finding("allowed", "not run", why)
     nonzero = forbidden & (weights != 0)
@@ -166,13 +176,13 @@ def _sums(
         detail += ", and it may see nothing"
     elif np.allclose(columns, 1, rtol=0, atol=10 * limit):
         detail += "; columns sum to one: a softmax over queries"
-    return Finding("sum", "WRONG", detail, at, None, float(sums[at]))
+    return Finding("sum", "wrong", detail, at, None, float(sums[at]))
 
 
 def _agreement(
     weights: np.ndarray,
     expected: np.ndarray,
-    softmax: Softmax,
+    recipe: Recipe,
     allowed: np.ndarray,
     atol: float,
 ) -> Finding:
@@ -181,68 +191,16 @@ def _agreement(
     if at is None:
         return Finding("softmax", "right", f"within {errors.max(initial=0):.2g}")
     detail = f"weight {at} is {weights[at]:.4g}, not {expected[at]:.4g}"
-    name = suspect(weights, softmax, allowed, 10 * atol)
+    name = suspect(weights, recipe, allowed, 10 * atol)
     if name:
         detail += f"; all are those of {name}"
-    return Finding("softmax", "WRONG", detail, at, None, float(errors[at]))
+    return Finding("softmax", "wrong", detail, at, None, float(errors[at]))
 
 
-def _recovered(
-    attention: Callable[..., Any], query: jax.Array, key: jax.Array
-) -> np.ndarray:
-    """The weights, H columns in each call: values are one-hot, H wide."""
-    sizes = check_vectors("rows", query, key)
-    *batch, S, K, H = key.shape
-    N, parts = sizes.N, []
-    if sizes.T == 0 or S == 0:
-        raise ValueError(
-            f"rows: there must be a query and a key, but got T={sizes.T}, {S=}."
+def _check_score(score: Any) -> None:
+    if score is not None and (isinstance(score, Score) or not callable(score)):
+        raise TypeError(
+            "rows: score must be a function of scaled scores in numpy, but got "
+            f"{type(score).__name__}. For scores.soft_cap(2.0), for example, write "
+            "lambda s: 2 * np.tanh(s / 2)."
         )
-    # Powers of two, exact in every dtype, so that values of another batch row or
-    # head show in the sums.
-    unit = 2.0 ** (np.arange(np.prod(batch, dtype=int) * K) % 5).reshape(
-        *batch, 1, K, 1
-    )
-    with jax.default_matmul_precision("highest"):
-        for start in range(0, S, H):
-            value = np.eye(S, H, -start)[:, None, :] * unit
-            out = attention(query, key, jnp.asarray(value, key.dtype))
-            if np.shape(out) != query.shape:
-                raise ValueError(
-                    "rows: attention must return (*B, T, N, H), here "
-                    f"{query.shape}, but got {np.shape(out)}. Transpose in a lambda if "
-                    "its layout is another."
-                )
-            parts.append(np.asarray(out, np.float64))
-    weights = np.concatenate(parts, axis=-1)[..., :S] / np.repeat(unit, N // K, -2)
-    return np.moveaxis(weights, -2, -3)
-
-
-def _given(weights: Any, query: Any, key: Any) -> tuple[np.ndarray, str]:
-    check_floating("rows", "attention, if it is no function,", weights)
-    if weights.ndim < 3 or 0 in weights.shape:
-        raise ValueError(
-            f"rows: weights must be (*B, N, T, S), and not empty, but got "
-            f"{weights.shape}. Give a single head its axis: weights[None]."
-        )
-    if (query is None) != (key is None):
-        raise ValueError(
-            "rows: query and key go together, but got only one of them. Give both, or "
-            "none to leave the logits out."
-        )
-    used = str(weights.dtype)
-    if query is not None:
-        sizes = check_vectors("rows", query, key)
-        if weights.shape != (*sizes.batch, sizes.N, sizes.T, sizes.S):
-            raise ValueError(
-                "rows: weights must be (*B, N, T, S) of query and key, here "
-                f"{(*sizes.batch, sizes.N, sizes.T, sizes.S)}, but got {weights.shape}."
-            )
-        # A softmax in float32 of vectors in bfloat16 is as exact as they are.
-        used = min(used, str(jnp.result_type(query, key)), key=lambda x: -TOLERANCE[x])
-    return np.asarray(weights, np.float64), used
-
-
-def _normal(seed: int, dtype: Any) -> jax.Array:
-    numbers = np.random.default_rng(seed).standard_normal((2, 7, 2, 7))
-    return jnp.asarray(numbers, dtype)

@@ -53,15 +53,16 @@ def gradients(
     d_out: Any,
     d_lse: Any = 0.0,
     *,
+    mask: Any = True,
+    bias: Any = 0.0,
     scale: float | None = None,
     sinks: Any = None,
-    **options: Any,
 ) -> dict[str, np.ndarray]:
     """Of sum(d_out * out) + sum(d_lse * lse), by argument; and the output, as "out".
 
-    That of bias is (B, N, T, S), before it is summed over axes of one. Without a cap.
+    That of bias is (B, N, T, S), before it is summed over axes of one.
     """
-    result = attend(query, key, value, scale=scale, sinks=sinks, **options)
+    result = attend(query, key, value, mask=mask, bias=bias, scale=scale, sinks=sinks)
     weights, lse = result.weights, np.swapaxes(result.lse, 1, 2)[..., None]
     q, k, v = _repeated(query, key, value)
     d_out = np.asarray(d_out, np.float64)

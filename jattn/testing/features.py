@@ -4,14 +4,15 @@ A feature is a keyword by the name it has in the wild ("mask", "local_window_siz
 an ability that no signature shows ("grad", "value_dim"), which is tried.
 """
 
-import difflib
-import inspect
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from jattn.core.boundary import one_of
+from jattn.foreign import in_one_line, parameters_of
 
 KEYWORDS = {
     "mask": ("mask",),
@@ -103,7 +104,7 @@ class Features:
         self.keywords: dict[str, str] = {}
         """From a feature that is an argument to the name by which it is asked for."""
         self._missing: dict[str, str | None] = {}
-        parameters = _parameters(attention_fn)
+        parameters = parameters_of(attention_fn)
         named = parameters if supports is None else _checked(supports)
         for feature, names in KEYWORDS.items():
             if named & ({*names} if supports is None else {feature, *names}):
@@ -132,7 +133,7 @@ class Features:
                 else:
                     trial(self.fn)
         except Exception as error:  # whatever it says, it cannot
-            return f"{feature}: {words(error)}"
+            return f"{feature}: {in_one_line(error)}"
         return None
 
 
@@ -145,28 +146,5 @@ def _checked(supports: Iterable[str]) -> set[str]:
     known = {*KEYWORDS, *itertools.chain(*KEYWORDS.values()), *TRIALS}
     named = set(supports)
     for name in named - known:
-        raise unknown("supports", name, known)
+        one_of("conformance", "a name in supports", name, tuple(sorted(known)))
     return named
-
-
-def unknown(argument: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is none of those known."""
-    near = difflib.get_close_matches(name, list(known), 1, 0.3)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return ValueError(
-        f"conformance: {argument} must be among {', '.join(sorted(set(known)))}, but "
-        f"got {name!r}.{hint}"
-    )
-
-
-def words(error: BaseException) -> str:
-    """An error in one line."""
-    first = " ".join(str(error).split())
-    return f"{type(error).__name__}: {first[:150]}" if first else type(error).__name__
-
-
-def _parameters(fn: Callable[..., Any]) -> set[str]:
-    try:
-        return set(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):  # a builtin without a signature
-        return set()

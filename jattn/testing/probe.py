@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from jattn.foreign import REFUSALS, in_one_line
+from jattn.reports import Finding, Verdict
 from jattn.testing.compare import Difference, normal
-from jattn.testing.features import words
-from jattn.testing.report import Finding
 from jattn.testing.subject import Subject
 
 PROBES: dict[str, "Probe"] = {}
 """Every probe by its name, in the order in which they are written."""
-
-CLEAR = (ValueError, TypeError, NotImplementedError, AssertionError)
-"""Errors that refuse a call; anything else is a crash."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +43,22 @@ class Probe:
             self.run(subject)
         except Difference as difference:
             return self._found("wrong", str(difference))
-        except NotImplementedError as error:
-            status = "refused" if self.refusal else "not offered"
-            return self._found(status, words(error))
         except Exception as error:  # of a function that we know nothing about
-            clear = isinstance(error, CLEAR)
-            if clear and self.refusal:
-                return self._found("refused", words(error))
-            if clear and self.optional:
-                return self._found("not offered", words(error))
-            return self._found("wrong", f"raised {words(error)}")
+            return self._found(*self._answered(error))
         return self._found("right", str(self.run.__doc__).partition("\n")[0])
 
-    def _found(self, status: Any, detail: str) -> Finding:
-        return Finding(self.name, self.topic, status, detail)
+    def _answered(self, error: Exception) -> tuple[Verdict, str]:
+        """What an error says of the function."""
+        words = in_one_line(error)
+        if isinstance(error, REFUSALS) and self.refusal:
+            return "refused", words
+        declined = isinstance(error, NotImplementedError)
+        if declined or (isinstance(error, REFUSALS) and self.optional):
+            return "not offered", words
+        return "wrong", f"raised {words}"
+
+    def _found(self, verdict: Verdict, detail: str) -> Finding:
+        return Finding(self.name, verdict, detail, topic=self.topic)
 
 
 def probe(
@@ -86,7 +85,7 @@ def vectors(
     D: int | None = None,
     dtype: Any = np.float32,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query, key and value of a call; sizes that no two axes share."""
+    """Query, key and value of a call; by default B, T, S, N and H differ."""
     K, D = K or N, D or H
     return (
         normal(1, B, T, N, H, dtype=dtype),
@@ -96,7 +95,7 @@ def vectors(
 
 
 def some_pairs(T: int = 5, S: int = 11, B: int = 2, N: int = 1) -> np.ndarray:
-    """A mask (B, N, T, S) that leaves every query a key and every axis a reason."""
+    """A mask (B, N, T, S) at random, in which every query may see the first key."""
     mask: np.ndarray = np.random.default_rng(4).random((B, N, T, S)) < 0.6
     mask[..., 0] = True
     return mask

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn import masks
+from jattn.foreign import quick_jit
 from jattn.testing.features import Features
 
 
@@ -99,12 +100,7 @@ class Subject:
 
     def program(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, compiled where the subject can be; else as it is."""
-        if not self.has("jit"):
-            return function
-        # LLVM's optimiser is not under test, and takes a third of the time.
-        fast = {"xla_backend_optimization_level": 0}
-        options = fast if jax.default_backend() == "cpu" else None
-        return jax.jit(function, compiler_options=options)
+        return quick_jit(function) if self.has("jit") else function
 
     def _once(
         self, kind: str, static: dict[str, Any], function: Callable[..., Any]

@@ -1,6 +1,8 @@
 """The suite: every probe held against one function."""
 
 import contextlib
+import dataclasses
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -8,11 +10,45 @@ from typing import Any
 import jax
 import numpy as np
 
+from jattn.core.boundary import one_of
+from jattn.foreign import check_callable
+from jattn.reports import Report, Verdict, shown_verdict
 from jattn.testing import probes as probes
-from jattn.testing.features import Features, unknown
+from jattn.testing.features import Features
 from jattn.testing.probe import PROBES, Probe
-from jattn.testing.report import Report
 from jattn.testing.subject import Subject
+
+COUNTED: tuple[Verdict, ...] = ("wrong", "right", "refused", "not offered")
+
+
+@dataclasses.dataclass(frozen=True)
+class Conformance(Report):
+    """What `conformance` found; `str` of it has what is wrong first.
+
+    Attributes:
+        function: its name.
+    """
+
+    function: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether no claim is wrong, and some are right, or refused as they should."""
+        return self.verdict in ("right", "refused")
+
+    def summary(self) -> str:
+        """The counts in one line."""
+        counts = [f"{len(self.having(verdict))} {verdict}" for verdict in COUNTED]
+        return f"{self.function}: {', '.join(counts)}"
+
+    def __str__(self) -> str:
+        width = max((len(found.check) for found in self), default=0)
+        lines = []
+        for found in sorted(self, key=lambda x: COUNTED.index(x.verdict)):
+            line = f"{shown_verdict(found.verdict):<12} {found.check:<{width}}"
+            detail = "" if found.verdict == "right" else found.detail
+            lines.append(f"{line}  {textwrap.shorten(detail, 160)}".rstrip())
+        return "\n".join([*lines, self.summary()])
 
 
 def conformance(
@@ -20,7 +56,7 @@ def conformance(
     *,
     supports: Iterable[str] | None = None,
     only: Iterable[str] | None = None,
-) -> Report:
+) -> Conformance:
     """Holds an attention function against a suite of claims about edge cases.
 
     Masked rows, NaN in padding, gradients of what nobody sees, dtypes, empty axes:
@@ -33,7 +69,8 @@ def conformance(
         attention_fn: called as `attention_fn(query, key, value, **options)` with
             query (B, T, N, H), key and value (B, S, K, H); returns (B, T, N, H).
             `jattn.attention`, `jax.nn.dot_product_attention` and the functions of
-            Flax pass as they are; so does a function of numpy arrays.
+            Flax pass as they are; so does a function of numpy arrays. A function that
+            takes `**kwargs` shows no names: give `supports`.
         supports: names of the features that it offers, in place of those found:
             keywords as "mask" and "return_lse", and abilities as "grad" and
             "value_dim". What is named here may not be declined.
@@ -41,10 +78,11 @@ def conformance(
 
     Returns:
         A finding for each claim: "right", "wrong", "refused" (a call without a meaning
-        was answered by a clear error, which is right too) or "not offered".
+        was answered by a clear error, which is right too) or "not offered"; by name
+        in `report[claim]`.
 
     Raises:
-        ValueError: supports or only holds an unknown name.
+        ValueError: supports or only holds an unknown name, or only holds none.
         TypeError: it is a string, or attention_fn cannot be called.
 
     Example:
@@ -56,19 +94,15 @@ def conformance(
         >>> report = jattn.testing.conformance(
         ...     jax.nn.dot_product_attention, only=[claim]
         ... )
-        >>> report[claim].status
+        >>> report[claim].verdict
         'wrong'
     """
-    if not callable(attention_fn):
-        raise TypeError(
-            "conformance: attention_fn must be a function, but got "
-            f"{type(attention_fn).__name__}. Give the function itself."
-        )
+    check_callable("conformance", "attention_fn", attention_fn)
     chosen = _chosen(only)
     with _neutral():
         subject = Subject(Features(attention_fn, supports))
         findings = tuple(probe(subject) for probe in chosen)
-    return Report(_name(attention_fn), findings)
+    return Conformance(findings, _name(attention_fn))
 
 
 def _chosen(only: Iterable[str] | None) -> list[Probe]:
@@ -79,10 +113,15 @@ def _chosen(only: Iterable[str] | None) -> list[Probe]:
             f"conformance: only must be names of claims, but got {only!r}. Write "
             f"only=[{only!r}]."
         )
-    for name in only:
-        if name not in PROBES:
-            raise unknown("only", name, PROBES)
-    return [PROBES[name] for name in only]
+    names = list(only)
+    if not names:
+        raise ValueError(
+            "conformance: only must name a claim, but got none. Leave it out to check "
+            "all."
+        )
+    for name in names:
+        one_of("conformance", "a name in only", name, tuple(PROBES))
+    return [PROBES[name] for name in names]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-class Probe(NamedTuple):
+class Change(NamedTuple):
     """Inputs to change together, (B, S), and outputs that may see none, (B, T)."""
 
     inputs: np.ndarray
@@ -25,11 +25,11 @@ def reach(allowed: np.ndarray, layers: int, residual: bool) -> np.ndarray:
     return seen
 
 
-def blind_probes(allowed: np.ndarray, limit: int) -> list[Probe]:
-    """Probes that change all that some output must not see, row by row of the mask.
+def blind_changes(allowed: np.ndarray, limit: int) -> list[Change]:
+    """What some output must not see, changed all together; row by row of the mask.
 
     Outputs that see the same share one, so a causal mask over T places needs T - 1 and
-    documents one each. With at most `limit` probes every forbidden pair is covered;
+    documents one each. Up to `limit` of them every forbidden pair is covered;
     beyond it they are spread evenly.
     """
     hidden = [
@@ -38,26 +38,26 @@ def blind_probes(allowed: np.ndarray, limit: int) -> list[Probe]:
     ]
     number = max(map(len, hidden))
     chosen = np.unique(np.linspace(0, number - 1, min(number, limit)).round())
-    probes = []
+    changes = []
     for i in chosen.astype(int):
         rows = [h[i] if i < len(h) else np.zeros_like(allowed[0, 0]) for h in hidden]
-        probes.append(_probe(np.stack(rows), allowed))
-    return probes
+        changes.append(_change(np.stack(rows), allowed))
+    return changes
 
 
-def row_probes(allowed: np.ndarray) -> Iterator[Probe]:
-    """Probes that change whole batch rows, so that any two are told apart."""
+def row_changes(allowed: np.ndarray) -> Iterator[Change]:
+    """Changes of whole batch rows, by which any two are told apart."""
     batch = len(allowed)
     for bit in range((batch - 1).bit_length()):
         for side in (0, 1):
             changed = (np.arange(batch) >> bit) % 2 == side
             inputs = np.repeat(changed[:, None], allowed.shape[2], axis=1)
             outputs = np.repeat(~changed[:, None], allowed.shape[1], axis=1)
-            yield Probe(inputs, outputs)
+            yield Change(inputs, outputs)
 
 
-def control_probes(allowed: np.ndarray) -> Iterator[Probe]:
-    """Probes of every second input, and the other outputs, which may see some."""
+def control_changes(allowed: np.ndarray) -> Iterator[Change]:
+    """Changes of every second input; the other outputs may see some of it."""
     places = np.arange(max(allowed.shape[1:])) % 2
     for side in (0, 1):
         changed = places == side
@@ -66,19 +66,19 @@ def control_probes(allowed: np.ndarray) -> Iterator[Probe]:
         )
         seen = (allowed & inputs[:, None]).any(-1)
         own = changed[: allowed.shape[1]] & (allowed.shape[1] == allowed.shape[2])
-        yield Probe(inputs, seen & ~own)
+        yield Change(inputs, seen & ~own)
 
 
-def _probe(inputs: np.ndarray, allowed: np.ndarray) -> Probe:
+def _change(inputs: np.ndarray, allowed: np.ndarray) -> Change:
     seen = (allowed & inputs[:, None]).any(-1)
-    return Probe(inputs, ~seen & inputs.any(-1, keepdims=True))
+    return Change(inputs, ~seen & inputs.any(-1, keepdims=True))
 
 
-def covered(probes: Sequence[Probe], allowed: np.ndarray) -> int:
-    """How many of the forbidden pairs the probes cover."""
+def covered(changes: Sequence[Change], allowed: np.ndarray) -> int:
+    """How many of the forbidden pairs the changes cover."""
     pairs = np.zeros_like(allowed)
-    for probe in probes:
-        pairs |= probe.outputs[:, :, None] & probe.inputs[:, None]
+    for change in changes:
+        pairs |= change.outputs[:, :, None] & change.inputs[:, None]
     return int(pairs.sum())
 
 

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.diagnostics.leak_probes import other_values, spread
+from jattn.diagnostics.leak_changes import other_values, spread
+from jattn.foreign import check_callable
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class Audited:
     """A function of inputs (*B, S, ...) with outputs (*B, T, ...).
 
     Attributes:
@@ -101,15 +102,14 @@ class Subject:
         return (*batch, position)
 
 
-def subject_of(caller: str, fn: Any, inputs: Any, axis: int) -> Subject:
+def as_audited(caller: str, fn: Any, inputs: Any, axis: int) -> Audited:
     """The function and its inputs, checked.
 
     Raises:
         TypeError: fn cannot be called, or an input is neither floats nor integers.
         ValueError: the inputs do not have the same leading axes and positions.
     """
-    if not callable(fn):
-        raise TypeError(f"{caller}: fn must be a function of inputs, but got {fn!r}.")
+    check_callable(caller, "fn", fn)
     if type(axis) is not int or axis < 0:
         raise ValueError(
             f"{caller}: axis must be an int from 0 on, but got {axis!r}. It is the "
@@ -137,4 +137,4 @@ def subject_of(caller: str, fn: Any, inputs: Any, axis: int) -> Subject:
             f"{caller}: there must be two positions and one batch row at least, but "
             f"got shapes {shapes} with positions on {axis=}. Give longer inputs."
         )
-    return Subject(caller, fn, leaves, structure, axis)
+    return Audited(caller, fn, leaves, structure, axis)
