@@ -82,14 +82,14 @@ def choose(call: Call, implementation: str | None, block_sizes: Any) -> Choice:
 
 
 def block_sizes_of(call: Call, given: Any) -> tuple[int, int]:
-    """The block sizes (queries, keys) of a tile, by default those for the backend.
+    """The block sizes (queries, keys) of a tile, by default those of the backend.
 
     Raises:
         ValueError: they are not two positive ints.
     """
     if given is None:
         groups = max(call.sizes.N // max(call.sizes.K, 1), 1)
-        return default_block_sizes(jax.default_backend(), groups)
+        return default_block_sizes(call.backend or jax.default_backend(), groups)
     pair = tuple(map(int_of, given)) if isinstance(given, (tuple, list)) else ()
     if len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
         raise ValueError(

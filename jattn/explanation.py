@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from jattn import execute
+from jattn.algorithms.block_sizes import BLOCK_SIZES
 from jattn.choice import arrange
 from jattn.core.arguments import is_known
-from jattn.core.boundary import check_vectors
+from jattn.core.boundary import check_vectors, one_of
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs, accumulator
 from jattn.counting import Tiles, tiles_of
@@ -30,8 +31,8 @@ class Explanation:
     Attributes:
         shapes: of query, key, value and out.
         dtype: what the products of vectors multiply.
-        backend: `jax.default_backend()`, for which the choice was made.
-        devices: how many of which kind it has.
+        backend: for which the choice was made.
+        devices: how many of which kind it has here.
         implementation: the algorithm that was chosen.
         reasons: for every algorithm, why it was taken or not.
         tiles: what `blockwise` visits; None for whole rows, and where there is no pair.
@@ -84,7 +85,13 @@ class Explanation:
 
 
 def explain(
-    query: Any, key: Any, value: Any = None, *, memory: bool = True, **options: Any
+    query: Any,
+    key: Any,
+    value: Any = None,
+    *,
+    backend: str | None = None,
+    memory: bool | None = None,
+    **options: Any,
 ) -> Explanation:
     """What `attention` would do with these arguments, and what that takes.
 
@@ -95,8 +102,11 @@ def explain(
         query: (*B, T, N, H), an array or a `jax.ShapeDtypeStruct`.
         key: (*B, S, K, H), likewise.
         value: (*B, S, K, D), likewise; by default like key.
+        backend: "cpu", "gpu" or "tpu"; by default that of the process. Another one
+            need not be at hand.
         memory: whether to compile the call and its gradient, which takes seconds, for
-            what the compiler says about temporary memory.
+            what the compiler says about temporary memory. By default where the backend
+            is that of the process, as it must be.
         **options: of `attention`: the mask, score rules, and so on. Their arrays may be
             ShapeDtypeStructs or traced too; which tiles they leave is then known only
             at run time. A mask of such arrays comes out of `jax.eval_shape`.
@@ -123,7 +133,17 @@ def explain(
     shapes["out"] = (*query.shape[:-1], value.shape[-1])
     dtype = jnp.result_type(query.dtype, key.dtype, value.dtype)
     options = _completed(query, key, value, options)
-    pairs, spec, reasons = _arranged(Call("explain", sizes), dtype, options)
+    here = jax.default_backend()
+    backend = one_of(
+        "explain", "backend", backend or here, tuple(sorted({*BLOCK_SIZES, here}))
+    )
+    if memory and backend != here:
+        raise ValueError(
+            f"explain: memory needs the compiler of the backend, but got {backend=} "
+            f"where that of the process is {here!r}. Leave memory out."
+        )
+    compiles = backend == here if memory is None else memory
+    pairs, spec, reasons = _arranged(Call("explain", sizes, backend), dtype, options)
     heads = math.prod(sizes.batch) * sizes.N
     num_pairs = heads * sizes.T * sizes.S
     has_tiles = num_pairs and spec.implementation == "blockwise"
@@ -133,18 +153,18 @@ def explain(
         tile = math.prod(tiles.block_sizes)
         computed = tiles.live and tiles.live * tile / (sizes.T * sizes.S)
     arrays = (query, key, value), pairs, options["dropout_rng"]
-    devices = jax.devices()
+    devices = jax.devices() if backend == here else []
     return Explanation(
         shapes={name: tuple(shape) for name, shape in shapes.items()},
         dtype=spec.dtype,
-        backend=jax.default_backend(),
-        devices=f"{len(devices)} x {devices[0].device_kind}",
+        backend=backend,
+        devices=f"{len(devices)} x {devices[0].device_kind}" if devices else "not here",
         implementation=spec.implementation,
         reasons=reasons,
         tiles=tiles,
         computed=computed,
         flops=None if computed is None else _flops(shapes, spec, num_pairs * computed),
-        temp_bytes=_temp_bytes(_described(arrays), spec) if memory else None,
+        temp_bytes=_temp_bytes(_described(arrays), spec) if compiles else None,
         matrix_bytes=num_pairs * accumulator(spec.dtype).itemsize,
         out_bytes=math.prod(shapes["out"]) * query.dtype.itemsize,
     )

@@ -24,10 +24,14 @@ from jattn.scores.by_value import Additive
 
 
 class Call(NamedTuple):
-    """Who was called, with arrays of which sizes."""
+    """Who was called, with arrays of which sizes, for which backend.
+
+    None is that of the process.
+    """
 
     caller: str
     sizes: Sizes
+    backend: str | None = None
 
 
 def prepare(
@@ -42,7 +46,7 @@ def prepare(
     key_positions: Any = None,
 ) -> tuple[Pairs, str]:
     """The checked rules of a call, and where its queries stand if that is static."""
-    caller, sizes = call
+    caller, sizes, _ = call
     mask = rule_of(caller, mask)
     scores = () if score is None else score if isinstance(score, tuple) else (score,)
     for rule in scores:
@@ -79,7 +83,7 @@ def _with_positions(
     call: Call, pairs: Pairs, query_positions: Any, key_positions: Any
 ) -> tuple[Pairs, str]:
     """Adds positions that are data; those that are static are named."""
-    caller, sizes = call
+    caller, sizes, _ = call
     align = "start"
     if key_positions is not None:
         k_pos = check_positions(caller, "key_positions", key_positions, "S", sizes)

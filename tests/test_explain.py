@@ -174,6 +174,18 @@ def test_temporary_memory_is_linear():
     assert forward_2 <= 2.2 * forward and both_2 <= 2.2 * both
 
 
+def test_another_backend_need_not_be_at_hand():
+    x = jax.ShapeDtypeStruct((1, 4096, 2, 8), "float32")
+    found = explain(x, x, backend="tpu")
+    assert (found.backend, found.devices, found.temp_bytes) == ("tpu", "not here", None)
+    assert found.tiles.block_sizes == (512, 512)
+    assert explain(x, x, memory=False).tiles.block_sizes == (256, 256)
+    with pytest.raises(ValueError, match="memory needs the compiler .*'tpu'.* 'cpu'"):
+        explain(x, x, backend="tpu", memory=True)
+    with pytest.raises(ValueError, match="explain: backend must be .* 'cuda'"):
+        explain(x, x, backend="cuda")
+
+
 @pytest.mark.parametrize("sizes", [(0, 2, 29), (23, 2, 0), (23, 0, 29)])
 def test_without_a_pair_nothing_is_computed(sizes):
     t, n, s = sizes
