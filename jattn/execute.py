@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jattn.algorithms import blockwise, reference, score_gradients
 from jattn.core.dropout import Shared, dropout_of
 from jattn.core.heads import over_heads
+from jattn.core.letters import letters_of
 from jattn.core.rules import Array
 from jattn.core.spec import AttentionSpec
 from jattn.core.stats import Stats
@@ -125,10 +126,15 @@ def _completed(
     key: jax.Array,
     spec: AttentionSpec,
 ) -> Pairs:
-    """The rules with what is made of arrays: the sink in a wide dtype, and dropout."""
-    if pairs.sink is not None:
-        wide = pairs.sink.astype(accumulator(spec.dtype))
-        pairs = dataclasses.replace(pairs, sink=wide)
+    """The rules with wide floats, whose gradients are sums over tiles, and dropout."""
+    wide = accumulator(spec.dtype)
+    leaves, structure = jax.tree.flatten(pairs)
+    widened = [
+        # That of a pair is no sum, and a copy would be as large as all pairs.
+        x if _of_pairs(x, letters) or not _is_narrow(x, wide) else x.astype(wide)
+        for x, letters in zip(leaves, letters_of(pairs), strict=True)
+    ]
+    pairs = jax.tree.unflatten(structure, widened)
     if spec.dropout_rate and dropout_rng is not None:
         *batch, num_queries, num_heads, _ = query.shape
         dropout = dropout_of(
@@ -140,6 +146,15 @@ def _completed(
         )
         pairs = dataclasses.replace(pairs, dropout=dropout)
     return pairs
+
+
+def _is_narrow(x: Array, wide: jnp.dtype) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < wide.itemsize
+
+
+def _of_pairs(x: Array, letters: str) -> bool:
+    """Whether there is one entry for each query and each key."""
+    return letters.endswith("TS") and min(x.shape[-2:]) > 1
 
 
 def _without_pairs(

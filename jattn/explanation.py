@@ -72,7 +72,7 @@ class Explanation:
         if self.tiles is not None:
             lines += _lines_of_tiles(self.tiles)
         share = UNKNOWN if self.computed is None else f"{self.computed:.1%} of T x S"
-        lines += [("pairs", share)]
+        lines += [("computed", share)]
         if self.flops is not None:
             lines += [("FLOPs", "{:.3g}, {:.3g} with the gradient".format(*self.flops))]
         if self.temp_bytes is not None:

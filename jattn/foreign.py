@@ -7,8 +7,12 @@ from typing import Any
 
 import jax
 
-REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
-"""Errors that refuse a call; anything else is a crash."""
+
+def refuses(error: BaseException) -> bool:
+    """Whether an error is the refusal of a call; else it is a crash."""
+    kinds = ValueError, TypeError, RuntimeError, AssertionError
+    of_xla = isinstance(error, jax.errors.JaxRuntimeError)
+    return isinstance(error, kinds) and not of_xla
 
 
 class WrongShape(ValueError):

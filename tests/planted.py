@@ -334,6 +334,9 @@ FAULTS = {
     "without queries there is no output": query_by_query,
     "without keys the output is zero": naive,
     "one key gives its value": lambda q, k, v: t(q, k, v, sinks=np.zeros(q.shape[2])),
+    "one query sees every key": lambda q, k, v: (
+        a(q, k, v) if q.shape[1] > 1 else a(q, k[:, :1], v[:, :1])
+    ),
     "odd lengths fit any block": whole_blocks,
     "a value has a width of its own": lambda q, k, v: t(
         q, k, v, scale=v.shape[-1] ** -0.5

@@ -591,6 +591,13 @@ def test_memory_grows_as_the_derivative_does():
             fn, make, lengths=(128, 256), derivative=derivative, limit="quadratic"
         )
         assert found.ok and found.growth == "quadratic", found
+    root = memory_against_length(
+        lambda x: jnp.outer(x[: int(len(x) ** 0.5), 0], x[:128, 1]),
+        make,
+        lengths=(256, 1024, 4096),
+        limit="constant",
+    )
+    assert not root.ok and abs(root.order - 0.5) < 0.1, root
     linear = memory_against_length(jnp.cumsum, make, lengths=(128, 256, 512))
     assert linear.growth == "linear" and abs(linear.order - 1) < 0.1
     a, b, c = linear.num_bytes.values()

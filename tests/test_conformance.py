@@ -144,7 +144,9 @@ def raising(error):
     [
         ("a mask of two axes is not guessed", ValueError, "refused"),
         ("a mask of two axes is not guessed", NotImplementedError, "refused"),
+        ("a mask of two axes is not guessed", RuntimeError, "refused"),  # torch's
         ("a mask of two axes is not guessed", IndexError, "wrong"),
+        ("a mask of two axes is not guessed", jax.errors.JaxRuntimeError, "wrong"),
         ("True means may look", ValueError, "wrong"),
         ("True means may look", NotImplementedError, "not offered"),
     ],
@@ -153,6 +155,17 @@ def test_an_error_refuses_declines_or_is_wrong(name, error, verdict):
     report = conformance(raising(error), supports=["mask"], only=[name])
     assert report[name].verdict == verdict
     assert f"{error.__name__}: never" in report[name].detail
+
+
+def test_a_function_with_a_backward_pass_of_its_own_has_no_forward_mode():
+    @jax.custom_vjp
+    def fn(q, k, v):
+        return jattn.attention(q, k, v)
+
+    fn.defvjp(lambda *x: (fn(*x), x), lambda x, g: jax.vjp(jattn.attention, *x)[1](g))
+    claims = "forward mode is the covariance", "second derivatives are right"
+    report = conformance(fn, only=claims)
+    assert [report[x].verdict for x in claims] == ["not offered", "not offered"]
 
 
 def test_what_is_promised_may_not_be_declined():

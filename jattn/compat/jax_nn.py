@@ -94,9 +94,11 @@ def dot_product_attention(
         - Integers as query, key and value. [The weights are rounded to integers.]
         - A scale with axes. [One for each key.]
         - A query (N, H). [T = 1.]
+        - A head size of 0, and True as a window.
 
     Accepted, where `jax.nn` raises: lengths of any integer type, numpy integers as a
-    window, lengths without an axis, N = 0.
+    window and traced ones, lengths without an axis, N = 0. A window beyond every key,
+    as 2**31 - 1, is one; in `jax.nn` it wraps around.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2; Dao 2023,
         arXiv:2307.08691, section 3.1 (lse).

@@ -11,11 +11,11 @@ from jattn.core.boundary import one_of
 from jattn.diagnostics.bench import LENGTH, Bench
 from jattn.diagnostics.places import differences, first_index
 from jattn.foreign import (
-    REFUSALS,
     WrongShape,
     check_callable,
     in_one_line,
     parameters_of,
+    refuses,
 )
 from jattn.reports import Finding, Report
 
@@ -108,9 +108,9 @@ def nan_safety(
     for name, probe in probes.items():
         try:
             found = probe()
-        except WrongShape:
-            raise
-        except REFUSALS as error:
+        except Exception as error:
+            if isinstance(error, WrongShape) or not refuses(error):
+                raise
             found = [Finding("", "refused", in_one_line(error, 60))]
         findings += [x._replace(check=f"{name}{x.check}") for x in found]
     return NanSafety(tuple(findings))

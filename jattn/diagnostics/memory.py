@@ -27,7 +27,7 @@ class MemoryGrowth(Report):
         slopes: of log bytes against log length, between each length and the next.
         order: the slope without a constant share: of what is added from length to
             length, for the last three of them, exactly if the lengths are a geometric
-            series; with two lengths, their slope.
+            series; with two lengths, or where it is larger, the slope of it all.
         growth: "constant", "linear", "superlinear", "quadratic" or "superquadratic",
             by the order.
     """
@@ -122,7 +122,9 @@ def _order(points: list[tuple[int, int]], slope: float) -> float:
     before, after = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
     if before <= 0 or after <= 0:
         return slope
-    return 1 + math.log(after / before) / (math.log(x2 / x0) / 2)
+    # What grows ever slower is a root, and not a constant with a little beside it.
+    p = 1 + math.log(after / before) / (math.log(x2 / x0) / 2)
+    return max(p, math.log(y2 / max(y0, 1)) / math.log(x2 / x0))
 
 
 def _planned(fn: Callable[..., Any], given: Any) -> int:

@@ -22,7 +22,9 @@ class Alibi(Score):
     slopes: float | Array | None = leaf("N", default=None)
 
     def bind(self, num_queries: int, num_keys: int, num_heads: int) -> "Alibi":
-        return Alibi(alibi_slopes(num_heads)) if self.slopes is None else self
+        return (
+            Alibi(jnp.asarray(alibi_slopes(num_heads))) if self.slopes is None else self
+        )
 
     def __call__(self, s: jax.Array, q_pos: Array, k_pos: Array) -> jax.Array:
         distance = jnp.asarray(abs(q_pos - k_pos), s.dtype)

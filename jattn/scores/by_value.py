@@ -39,7 +39,7 @@ def soft_cap(cap: float | Array) -> Score:
         cap: a positive number, or an array: a scalar, or one per head (N,).
 
     Raises:
-        ValueError: cap is known not to be positive and finite in float32.
+        ValueError: cap is known not to lie within 1e-9 and 1e30.
         TypeError: cap is not a number or floating point.
 
     Source: Bello et al. 2016, arXiv:1611.09940; Gemma Team 2024,
@@ -57,11 +57,12 @@ def soft_cap(cap: float | Array) -> Score:
                 "Give 50.0, or an array (N,)."
             )
     if is_known(cap):
-        caps, normal = np.asarray(cap, np.float64), np.finfo(np.float32)
-        if not np.all((caps >= normal.tiny) & (caps <= normal.max)):
+        caps = np.asarray(cap, np.float64)
+        if not np.all((caps >= 1e-9) & (caps <= 1e30)):
             raise ValueError(
-                "soft_cap: cap must be positive and finite in float32, but got "
-                f"{cap=}. To have no cap, leave the rule out."
+                "soft_cap: cap must be positive, from 1e-9 to 1e30, where float32 has "
+                f"s / cap and its gradient, but got {cap=}. To have no cap, leave the "
+                "rule out."
             )
     return SoftCap(cap)
 

@@ -128,8 +128,8 @@ class Features:
         traced = feature != "jit" and self.missing("jit") is None
         try:
             with jax.enable_x64(True):  # for float64; the others name their dtype
-                if traced:  # not run: nothing is compiled
-                    jax.eval_shape(lambda: trial(self.fn))
+                if traced:  # not run, nor compiled; lowered, or a jvp may seem to work
+                    jax.jit(lambda: trial(self.fn)).lower()
                 else:
                     trial(self.fn)
         except Exception as error:  # whatever it says, it cannot

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jattn.foreign import REFUSALS, in_one_line
+from jattn.foreign import in_one_line, refuses
 from jattn.reports import Finding, Verdict
 from jattn.testing.compare import Difference, normal
 from jattn.testing.subject import Subject
@@ -50,10 +50,10 @@ class Probe:
     def _answered(self, error: Exception) -> tuple[Verdict, str]:
         """What an error says of the function."""
         words = in_one_line(error)
-        if isinstance(error, REFUSALS) and self.refusal:
+        if refuses(error) and self.refusal:
             return "refused", words
         declined = isinstance(error, NotImplementedError)
-        if declined or (isinstance(error, REFUSALS) and self.optional):
+        if declined or (refuses(error) and self.optional):
             return "not offered", words
         return "wrong", f"raised {words}"
 

@@ -78,7 +78,8 @@ def conformance(
 
     Returns:
         A finding for each claim: "right", "wrong", "refused" (a call without a meaning
-        was answered by a clear error, which is right too) or "not offered"; by name
+        was answered by an error, which is right too: a ValueError, TypeError,
+        RuntimeError, NotImplementedError or AssertionError) or "not offered"; by name
         in `report[claim]`.
 
     Raises:

@@ -37,6 +37,13 @@ def one_key_gives_its_value(f: Subject) -> None:
 
 
 @probe("sizes")
+def one_query_sees_every_key(f: Subject) -> None:
+    """T = 1 and S = 11, as in decoding."""
+    q, k, v = vectors(1)
+    close("out", f.out(q, k, v), dense.attend(q, k, v).out)
+
+
+@probe("sizes")
 def odd_lengths_fit_any_block(f: Subject) -> None:
     """T = 37 and S = 53 are multiples of no block."""
     q, k, v = vectors(37, 53, B=1, N=2, H=5)
