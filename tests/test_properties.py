@@ -15,11 +15,17 @@ from jattn.masks import EMPTY, FULL, PARTIAL, Range
 
 
 def assert_gradients_close(got, want, dtype, name):
-    """Those of every array."""
+    """Those of every array.
+
+    That of a scale or of an array of a rule is a sum over all pairs, of the terms of
+    which others are made too: it is as exact as the largest of them.
+    """
     want, got = jax.tree_util.tree_leaves_with_path(want), jax.tree.leaves(got)
+    most = max(np.abs(np.float64(w)).max(initial=1.0) for _, w in want)
     for (path, w), g in zip(want, got, strict=True):
         what = f"{jax.tree_util.keystr(path)} of {name}"
-        assert_gradient_close(g, np.float64(w), dtype, what)
+        size = 1.0 if path[0].key in ("query", "key", "value") else most
+        assert_gradient_close(np.float64(g) / size, np.float64(w) / size, dtype, what)
 
 
 def assert_answers_close(got, want, dtype, name):
