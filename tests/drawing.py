@@ -177,14 +177,14 @@ def score_rule(name: str, rng: Generator, f: Frame) -> Any:
         case "alibi":
             return scores.alibi()
         case "alibis":
-            return scores.alibi(_numbers(rng, (f.N,)))
+            return scores.alibi(_numbers(rng, (f.N,)) / 8)
         case "t5":
             table = _numbers(rng, (8, f.N))
             return scores.relative_bias(table, bidirectional=True, max_distance=8)
         case "log_n":
             return scores.log_n_scale(4)
         case "slope":
-            slope, table = _numbers(rng, (f.N,)), _numbers(rng, (3,))
+            slope, table = _numbers(rng, (f.N,)) / 8, _numbers(rng, (3,))
             return scores.rule(_slope, slope, table, axes=["N", ""])
     raise KeyError(name)
 
@@ -239,7 +239,8 @@ class Drawn(NamedTuple):
 def draw(f: Frame, seed: int, special: float = 1.0, negated: bool = False) -> Drawn:
     """The data of a call; `special` stands in a tenth of the entries of vectors.
 
-    With `negated` every switch of `any_tree` is.
+    With `negated` every switch of `any_tree` is. Logits stay moderate: float32 holds
+    one of 50 to 4e-6, which is more than the tolerance of a weight.
     """
     rng = np.random.default_rng(seed)
     others, at = _positions(f, rng)
@@ -264,7 +265,7 @@ def draw(f: Frame, seed: int, special: float = 1.0, negated: bool = False) -> Dr
         bias = _numbers(rng, f.shape("BNTS", f.bias))
         floats["bias"] = np.where(rng.random(bias.shape) < 0.1, -np.inf, bias)
     if f.scale is not None:
-        floats["scale"] = _numbers(rng, f.shape(f.scale))
+        floats["scale"] = _numbers(rng, f.shape(f.scale)) / 2
     if f.sinks is not None:
         floats["sinks"] = _numbers(rng, f.shape(f.sinks))
     if f.dtype == "float64":
