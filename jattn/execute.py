@@ -126,8 +126,10 @@ def _completed(
     key: jax.Array,
     spec: AttentionSpec,
 ) -> Pairs:
-    """The rules with wide floats, whose gradients are sums over tiles, and dropout."""
+    """The rules with wide arrays, whose gradients are sums over tiles, and dropout."""
     wide = accumulator(spec.dtype)
+    if pairs.sink is not None:
+        pairs = dataclasses.replace(pairs, sink=pairs.sink.astype(wide))
     leaves, structure = jax.tree.flatten(pairs)
     widened = [
         # That of a pair is no sum, and a copy would be as large as all pairs.

@@ -277,3 +277,16 @@ def test_other_sinks_are_other_data_and_no_other_program():
             assert traces
             traces.clear()
     assert not traces
+
+
+@pytest.mark.parametrize("blocks", [None, (2, 3)])
+def test_sinks_of_any_dtype_count_in_that_of_the_logits(blocks, x64):
+    q = jnp.float32(exact(1, 5, 2, 4))
+    attend = functools.partial(jattn.attention, q, block_sizes=blocks, return_lse=True)
+    whole, wide = jnp.array([1, 2]), jnp.array([1.0, 2.0])  # int64 and float64
+    for keys in (q, q[:0]):
+        results = attend(keys, keys, sinks=whole), attend(keys, keys, sinks=wide)
+        jax.tree.map(assert_same_bits, *results)
+        assert results[0][1].dtype == jnp.float32
+    gradient = jax.grad(lambda s: sum(x.sum() for x in attend(q, q, sinks=s)))(wide)
+    assert gradient.dtype == jnp.float64
