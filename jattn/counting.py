@@ -10,7 +10,7 @@ import numpy as np
 
 from jattn.algorithms.block_sizes import plan_of
 from jattn.core.arguments import is_known
-from jattn.core.boundary import Sizes, positions_beside
+from jattn.core.boundary import Sizes
 from jattn.core.heads import over_heads
 from jattn.core.letters import take
 from jattn.core.plan import Grid, make_plan
@@ -57,11 +57,10 @@ class Tiles:
         return None if self.live is None else self.total - self.live
 
 
-def tiles_of(caller: str, sizes: Sizes, pairs: Pairs, spec: AttentionSpec) -> Tiles:
+def tiles_of(sizes: Sizes, pairs: Pairs, spec: AttentionSpec) -> Tiles:
     """The tiles of `blockwise`, by its own plan; T and S are not 0.
 
     Args:
-        caller: the function that an error names.
         sizes: of the call.
         pairs: its rules, of arrays, traced arrays or `jax.ShapeDtypeStruct`.
         spec: what is static about it.
@@ -69,18 +68,10 @@ def tiles_of(caller: str, sizes: Sizes, pairs: Pairs, spec: AttentionSpec) -> Ti
     # What else the rules hold makes no difference to a plan.
     given = pairs.mask, pairs.q_pos, pairs.k_pos
     data = [] if pairs.mask is None else jax.tree.leaves(given)
-    block_q, block_k = spec.block_sizes
-    grid = Grid(sizes.T, sizes.S, min(block_q, sizes.T), min(block_k, sizes.S))
+    grid = Grid.of(sizes.T, sizes.S, *spec.block_sizes)
     if not all(map(is_known, data)):
         return Tiles((grid.block_q, grid.block_k), (grid.num_rows, grid.num_columns))
-    q_pos = positions_beside(caller, None, sizes.T, sizes.S, spec.align)
-    placed = Pairs(
-        None,
-        (),
-        pairs.mask,
-        q_pos if pairs.q_pos is None else pairs.q_pos,
-        np.arange(sizes.S, dtype=np.int32) if pairs.k_pos is None else pairs.k_pos,
-    )
+    placed = Pairs(None, (), *given).placed(sizes.T, sizes.S, spec.align)
     bound = placed.bind(sizes.T, sizes.S, sizes.N)
     if data or jax.tree.leaves(bound.mask):
         with jax.ensure_compile_time_eval():

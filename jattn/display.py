@@ -10,7 +10,7 @@ import numpy as np
 
 from jattn.choice import block_sizes_of
 from jattn.core.arguments import int_of, is_known, static_int
-from jattn.core.boundary import Sizes, positions_beside
+from jattn.core.boundary import Sizes
 from jattn.core.letters import letters_of, sizes_along
 from jattn.core.rules import Array, Mask
 from jattn.core.spec import AttentionSpec
@@ -149,12 +149,7 @@ def _of_head(pairs: Pairs, sizes: Sizes, align: str, batch: int, head: int) -> P
 
     arrays, structure = jax.tree.flatten(bound)
     one = jax.tree.unflatten(structure, map(chosen, arrays, letters_of(bound)))
-    q_pos, k_pos = one.q_pos, one.k_pos
-    if q_pos is None:
-        q_pos = positions_beside("show", None, sizes.T, sizes.S, align)
-    if k_pos is None:
-        k_pos = np.arange(sizes.S, dtype=np.int32)
-    return Pairs(1.0, (), one.mask, q_pos, k_pos)
+    return one.placed(sizes.T, sizes.S, align)
 
 
 def _live_tiles(pairs: Pairs, sizes: Sizes, spec: AttentionSpec) -> str:
@@ -169,7 +164,7 @@ def _live_tiles(pairs: Pairs, sizes: Sizes, spec: AttentionSpec) -> str:
         spec = dataclasses.replace(
             spec, block_sizes=(block_q, block_k), adapt_blocks=False
         )
-    tiles = tiles_of("show", sizes, pairs, spec)
+    tiles = tiles_of(sizes, pairs, spec)
     assert tiles.live is not None  # nothing is traced
     return (
         f"live tiles: {tiles.live} of {tiles.total} ({tiles.live / tiles.total:.0%}), "

@@ -135,7 +135,10 @@ def explain(
     options = _completed(query, key, value, options)
     here = jax.default_backend()
     backend = one_of(
-        "explain", "backend", backend or here, tuple(sorted({*BLOCK_SIZES, here}))
+        "explain",
+        "backend",
+        here if backend is None else backend,
+        tuple(sorted({*BLOCK_SIZES, here})),
     )
     if memory and backend != here:
         raise ValueError(
@@ -147,7 +150,7 @@ def explain(
     heads = math.prod(sizes.batch) * sizes.N
     num_pairs = heads * sizes.T * sizes.S
     has_tiles = num_pairs and spec.implementation == "blockwise"
-    tiles = tiles_of("explain", sizes, pairs, spec) if has_tiles else None
+    tiles = tiles_of(sizes, pairs, spec) if has_tiles else None
     computed: float | None = float(num_pairs > 0)
     if tiles is not None:
         tile = math.prod(tiles.block_sizes)

@@ -19,15 +19,6 @@ class WrongShape(ValueError):
     """Not a refusal: the function is not what it must be."""
 
 
-def check_callable(caller: str, name: str, given: Any) -> None:
-    """Raises TypeError unless it can be called."""
-    if not callable(given):
-        raise TypeError(
-            f"{caller}: {name} must be a function, but got {type(given).__name__}. "
-            "Give the function itself."
-        )
-
-
 def check_returned(caller: str, out: Any, want: tuple[int, ...]) -> None:
     """Raises WrongShape unless attention returned an array of this shape."""
     got = getattr(out, "shape", type(out).__name__)

@@ -1,6 +1,8 @@
 """How large the tiles are, where nobody says."""
 
-from jattn.core.plan import Grid, Plan, make_plan, static_tiles
+import numpy as np
+
+from jattn.core.plan import Grid, Plan, make_plan, static_verdicts
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs
 
@@ -40,19 +42,18 @@ def plan_of(
     length just above that of a tile.
     """
 
-    def gridded(block_q: int, block_k: int) -> tuple[Grid, int]:
-        grid = Grid(
-            num_queries, num_keys, min(block_q, num_queries), min(block_k, num_keys)
-        )
-        tiles = static_tiles(pairs, grid) if spec.adapt_blocks else None
-        return grid, (tiles or 0) * grid.block_q * grid.block_k
+    def judged(block_q: int, block_k: int) -> tuple[Grid, np.ndarray | None, int]:
+        grid = Grid.of(num_queries, num_keys, block_q, block_k)
+        verdicts = static_verdicts(pairs, grid)
+        tiles = 0 if verdicts is None else int(np.count_nonzero(verdicts))
+        return grid, verdicts, tiles * grid.block_q * grid.block_k
 
     block_q, block_k = spec.block_sizes
-    grid, visited = gridded(block_q, block_k)
-    while visited and block_k // 2 >= SMALLEST:
+    grid, verdicts, visited = judged(block_q, block_k)
+    while spec.adapt_blocks and visited and block_k // 2 >= SMALLEST:
         block_q, block_k = block_q // 2, block_k // 2
-        smaller = gridded(block_q, block_k)
-        if smaller[1] >= 0.8 * visited:
+        smaller = judged(block_q, block_k)
+        if smaller[2] >= 0.8 * visited:
             break
-        grid, visited = smaller
-    return grid, make_plan(pairs, grid)
+        grid, verdicts, visited = smaller
+    return grid, make_plan(pairs, grid, verdicts)

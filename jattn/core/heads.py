@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jattn.core.boundary import positions_beside
 from jattn.core.letters import letters_of, lift
 from jattn.core.tile import Pairs
 
@@ -36,12 +35,7 @@ def over_heads(
     *batch, num_queries, num_heads, head_dim = queries[0].shape
     num_keys, num_kv_heads = keys[0].shape[-3:-1]
     groups = (num_kv_heads, num_heads // num_kv_heads)
-    if pairs.q_pos is None:
-        q_pos = positions_beside("attention", pairs.k_pos, num_queries, num_keys, align)
-        pairs = dataclasses.replace(pairs, q_pos=q_pos)
-    if pairs.k_pos is None:
-        k_pos = np.arange(num_keys, dtype=np.int32)
-        pairs = dataclasses.replace(pairs, k_pos=k_pos)
+    pairs = pairs.placed(num_queries, num_keys, align)
     if pairs.scale is None:
         pairs = dataclasses.replace(pairs, scale=head_dim**-0.5)
     pairs = pairs.bind(num_queries, num_keys, num_heads)

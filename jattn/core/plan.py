@@ -34,6 +34,12 @@ class Grid(NamedTuple):
     block_q: int
     block_k: int
 
+    @classmethod
+    def of(cls, num_queries: int, num_keys: int, block_q: int, block_k: int) -> "Grid":
+        """With blocks that are cut to the arrays."""
+        blocks = min(block_q, num_queries), min(block_k, num_keys)
+        return cls(num_queries, num_keys, *blocks)
+
     @property
     def num_rows(self) -> int:
         """How many rows of tiles there are."""
@@ -89,9 +95,16 @@ class Plan(NamedTuple):
     live: Array
 
 
-def make_plan(pairs: Pairs, grid: Grid) -> Plan:
-    """The plan for the mask and the positions of one head."""
-    verdicts = _static_verdicts(pairs, grid)
+def make_plan(pairs: Pairs, grid: Grid, verdicts: np.ndarray | None = None) -> Plan:
+    """The plan for the mask and the positions of one head.
+
+    Args:
+        pairs: the mask and the positions.
+        grid: the tiles.
+        verdicts: `static_verdicts` of them, if they are known already.
+    """
+    if verdicts is None:
+        verdicts = static_verdicts(pairs, grid)
     if verdicts is None:
         verdicts = _of_all(_traced_verdicts(pairs, grid))
     xp: Any = np if isinstance(verdicts, np.ndarray) else jnp
@@ -109,13 +122,7 @@ def make_plan(pairs: Pairs, grid: Grid) -> Plan:
     return Plan(np.stack([row.astype(np.int32) for row in order]), full, live)
 
 
-def static_tiles(pairs: Pairs, grid: Grid) -> int | None:
-    """How many tiles are live, or None if that depends on data."""
-    verdicts = _static_verdicts(pairs, grid)
-    return None if verdicts is None else int(np.count_nonzero(verdicts))
-
-
-def _static_verdicts(pairs: Pairs, grid: Grid) -> np.ndarray | None:
+def static_verdicts(pairs: Pairs, grid: Grid) -> np.ndarray | None:
     """The verdicts (rows, columns) in numpy, or None if they depend on data."""
     shape = grid.num_rows, grid.num_columns
     mask, q_pos, k_pos = pairs.mask, pairs.q_pos, pairs.k_pos

@@ -4,11 +4,14 @@ Every algorithm is a fold of `logits` over tiles, or calls it once for all pairs
 order is always the same: scale, score rules as written, bias, mask last.
 """
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jattn.core.boundary import positions_beside
 from jattn.core.dropout import Dropout
 from jattn.core.letters import children, leaf
 from jattn.core.product import product
@@ -47,6 +50,15 @@ class Pairs(Rule):
     def kept(self, weights: jax.Array) -> jax.Array:
         """Weights (T, S) after dropout."""
         return weights if self.dropout is None else self.dropout.kept(weights)
+
+    def placed(self, num_queries: int, num_keys: int, align: str) -> "Pairs":
+        """With positions, which count places in the arrays where none were given."""
+        q_pos, k_pos = self.q_pos, self.k_pos
+        if q_pos is None:
+            q_pos = positions_beside("attention", k_pos, num_queries, num_keys, align)
+        if k_pos is None:
+            k_pos = np.arange(num_keys, dtype=np.int32)
+        return dataclasses.replace(self, q_pos=q_pos, k_pos=k_pos)
 
     @property
     def positions(self) -> tuple[Array, Array]:

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jattn.core.arguments import check_callable
 from jattn.diagnostics.leak_changes import other_values, spread
-from jattn.foreign import check_callable
 
 
 @dataclasses.dataclass(frozen=True)

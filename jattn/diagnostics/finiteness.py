@@ -7,12 +7,12 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from jattn.core.arguments import check_callable
 from jattn.core.boundary import one_of
 from jattn.diagnostics.bench import LENGTH, Bench
 from jattn.diagnostics.places import differences, first_index
 from jattn.foreign import (
     WrongShape,
-    check_callable,
     in_one_line,
     parameters_of,
     refuses,

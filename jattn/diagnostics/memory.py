@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jattn.core.arguments import check_callable
 from jattn.core.boundary import one_of
-from jattn.foreign import check_callable
 from jattn.reports import Finding, Report, shown_bytes
 
 GROWTH = {"constant": 0.3, "linear": 1.3, "superlinear": 1.7, "quadratic": 2.3}

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jattn.core.arguments import check_callable
 from jattn.core.boundary import FLOATS, one_of
-from jattn.foreign import check_callable, check_returned
+from jattn.foreign import check_returned
 from jattn.reports import Finding, Report
 
 MAGNITUDES = ((0.0, 0.0), (1.0, 0.5), (1.0, 4.0), (4.0, 1.0), (8.0, 8.0))

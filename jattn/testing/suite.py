@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jattn.core.arguments import check_callable
 from jattn.core.boundary import one_of
-from jattn.foreign import check_callable
 from jattn.reports import Report, Verdict, shown_verdict
 from jattn.testing import probes as probes
 from jattn.testing.features import Features
