@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from jattn.algorithms.block_sizes import plan_of
@@ -107,6 +108,9 @@ def _attend_jvp(tiling: Tiling, primals: tuple, tangents: tuple) -> tuple:
     """
     others, floats, plan = primals
     out, shift, log_sum, *moments = attend_tiles(tiling, others, floats, plan)
+    # With these kept, `jax.checkpoint` does not run the fold above once more.
+    out = checkpoint_name(out, "attention_out")
+    shift, log_sum = checkpoint_name((shift, log_sum), "attention_lse")
     moves = [not isinstance(dx, SymbolicZero) for dx in tangents[1]]
     dfloats, _ = partition(moves, tangents[1])
     moving_cuts, _ = partition(moves, tiling.float_cuts)

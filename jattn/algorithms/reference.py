@@ -7,6 +7,7 @@ Source: Vaswani et al. 2017, arXiv:1706.03762, equation 1.
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jattn.core.softmax import logsumexp, masked_softmax
 from jattn.core.spec import AttentionSpec
@@ -34,13 +35,14 @@ def attend(
     q, k, v = poison(q, k, v)
     s = with_sink(logits(q, k.T, pairs, spec), pairs.sink)
     p = masked_softmax(s)
-    lse = logsumexp(s)
+    lse = checkpoint_name(logsumexp(s), "attention_lse")
     stats = stats_of_rows(s, p) if spec.stats else None
     p = _of_keys(p, pairs)
     out = jnp.matmul(p, v.astype(s.dtype), precision=spec.precision)
     # A row with a NaN takes it from lse, which changes nothing but where its cotangent
     # goes: times the weights of 0 of keys that it may not see, a NaN would reach them.
-    return jnp.where(jnp.isnan(lse)[:, None], lse[:, None], out), lse, stats
+    out = jnp.where(jnp.isnan(lse)[:, None], lse[:, None], out)
+    return checkpoint_name(out, "attention_out"), lse, stats
 
 
 def weights(q: jax.Array, k: jax.Array, pairs: Pairs, spec: AttentionSpec) -> jax.Array:
