@@ -11,7 +11,16 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from experiments.config import Config, ConfigError, Cost, Settings, load, override
+from experiments.claims import NAMES
+from experiments.config import (
+    Config,
+    ConfigError,
+    Cost,
+    Settings,
+    load,
+    override,
+    settings_of,
+)
 from experiments.data import Corpus, check_length, load_corpus
 from experiments.machine import limit_threads
 from experiments.page import print_section
@@ -115,6 +124,41 @@ def cost(args: argparse.Namespace) -> None:
     _print_line(console, f"{directory}/cost.json, cost.md, cost.svg")
 
 
+def claim(args: argparse.Namespace) -> None:
+    """Test what is said about attention."""
+    settings, _ = _settings(args, settings_of(args.name))
+    threads = limit_threads(0)
+    from experiments.claims.run import run, sections_of
+
+    with display(Console(stderr=True)) as progress:
+        directory = run(args.name, settings, progress, threads, args.command)
+    console = Console()
+    for section in sections_of(directory):
+        print_section(section, console)
+    _print_line(console, f"{directory}/report.html, report.md, results.json")
+
+
+def all(args: argparse.Namespace) -> None:
+    """Run every experiment about a claim, and write one report."""
+    from experiments.claims.all import All, run_all
+
+    settings, _ = _settings(args, All)
+    threads = limit_threads(0)
+    with display(Console(stderr=True)) as progress:
+        directory, section = run_all(settings, progress, threads, args.command)
+    console = Console()
+    print_section(section, console)
+    _print_line(console, f"{directory}/report.html, verdicts.md")
+
+
+def verdicts(args: argparse.Namespace) -> None:
+    """Put the verdicts of a run of all experiments into a README."""
+    from experiments.claims.all import into_readme
+
+    into_readme(args.into, args.directory)
+    print(f"{args.into} has the verdicts of {args.directory}")
+
+
 def conformance(args: argparse.Namespace) -> None:
     """Hold attention functions against claims about edge cases."""
     from experiments.conformance import hold, table
@@ -162,12 +206,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser("python -m experiments", description="Attention experiments.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     parsers = {}
-    for function in (train, sweep, theory, coord, cost, report, sample, conformance):
+    functions = (train, sweep, theory, coord, cost, report, sample, conformance)
+    for function in (*functions, all, verdicts):
         name, summary = function.__name__, function.__doc__
         parsers[name] = commands.add_parser(name, help=summary, description=summary)
         parsers[name].set_defaults(run=function, prog=parsers[name].prog)
-    for name in ("train", "sweep", "theory", "coord", "cost"):
-        parsers[name].add_argument("config", metavar="CONFIG", help="a TOML file")
+    for name, summary in NAMES.items():
+        parsers[name] = commands.add_parser(name, help=summary, description=summary)
+        parsers[name].set_defaults(run=claim, name=name, prog=parsers[name].prog)
+    for name in ("train", "sweep", "theory", "coord", "cost", "all", *NAMES):
+        default = "configs/all.toml" if name == "all" else None
+        nargs = None if default is None else "?"
+        options: dict[str, Any] = {"metavar": "CONFIG", "help": "a TOML file"}
+        parsers[name].add_argument("config", nargs=nargs, default=default, **options)
         overrides = parsers[name].add_argument(
             "overrides",
             nargs=argparse.REMAINDER,
@@ -175,8 +226,11 @@ def _parser() -> argparse.ArgumentParser:
             help="settings to change, as in --optim.lr 1e-2; CONFIG --help lists them",
         )
         overrides.required = False  # Python 3.11 takes all that remains as required
-    for name, metavar in (("report", "DIRECTORY"), ("sample", "RUN_DIRECTORY")):
+    for name in ("report", "sample", "verdicts"):
+        metavar = "RUN_DIRECTORY" if name == "sample" else "DIRECTORY"
         parsers[name].add_argument("directory", type=Path, metavar=metavar)
+    add = parsers["verdicts"].add_argument
+    add("--into", type=Path, default=Path("README.md"), metavar="FILE")
     add = parsers["conformance"].add_argument
     add("names", nargs="*", metavar="NAME", help="jattn, jax.nn, torch, ...")
     add("--all", action="store_true", help="list what is wrong of nobody, too")
@@ -195,7 +249,8 @@ def _settings(
     """The config and the sweep of the file, with the command line's overrides."""
     config, lists = load(args.config)
     if not isinstance(config, cls):
-        use = "cost" if isinstance(config, Cost) else "train or sweep"
+        commands = {Config: "train or sweep", Cost: "cost"}
+        use = commands.get(type(config)) or type(config).__module__.split(".")[-1]
         raise ConfigError(f"{args.config} is of another kind: use the command {use}")
     changed = override(config, args.overrides, prog=f"{args.prog} {args.config}")
     for path in lists:

@@ -25,7 +25,6 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
-    overload,
 )
 
 from experiments.settings import Config as Config
@@ -40,10 +39,10 @@ from experiments.settings import Probe as Probe
 from experiments.settings import Scale as Scale
 from experiments.settings import Theory as Theory
 
-Settings = TypeVar("Settings", Config, Cost)
-# What the key `kind` of a file may be; a file without it is about training.
-Kind = Literal["training", "cost"]
-KINDS: dict[str, type[Config] | type[Cost]] = {"training": Config, "cost": Cost}
+Settings = TypeVar("Settings")
+# What the key `kind` of a file may be, besides the name of an experiment about a claim;
+# a file without it is about training.
+KINDS: dict[str, type[Any]] = {"training": Config, "cost": Cost}
 TYPES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 # Settings that do not change what a training run computes.
 NOT_PART_OF_A_RUN = ("name", "out", "theory", "coord")
@@ -53,7 +52,23 @@ class ConfigError(ValueError):
     """What the user asked for cannot be done; the message is one sentence."""
 
 
-def load(path: str | Path) -> tuple[Config | Cost, dict[str, list[Any]]]:
+def settings_of(kind: str) -> type[Any]:
+    """The dataclass that a config of a kind is read into."""
+    from experiments.claims import NAMES
+
+    _parse(Literal[(*KINDS, "all", *NAMES)], kind, "kind")
+    if kind in KINDS:
+        return KINDS[kind]
+    if kind == "all":
+        from experiments.claims.all import All
+
+        return All
+    from experiments.claims.claim import find  # imports JAX
+
+    return find(kind).settings
+
+
+def load(path: str | Path) -> tuple[Any, dict[str, list[Any]]]:
     """Read a TOML file: the config of its `kind`, and the lists of its `[sweep]` table.
 
     Raises:
@@ -67,9 +82,9 @@ def load(path: str | Path) -> tuple[Config | Cost, dict[str, list[Any]]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     try:
-        kind = _parse(Kind, table.pop("kind", "training"), "kind")
-        if KINDS[kind] is Cost:  # it has no runs to sweep over
-            return from_dict(table, Cost), {}
+        cls = settings_of(table.pop("kind", "training"))
+        if cls is not Config:  # it has no runs to sweep over
+            return from_dict(table, cls), {}
         sweep = table.pop("sweep", {})
         config = from_dict(table)
         grid(config, sweep)
@@ -137,15 +152,11 @@ def run_id(config: Config) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def to_dict(config: Config | Cost) -> dict[str, Any]:
+def to_dict(config: Any) -> dict[str, Any]:
     """The config as tables, lists and plain values, as JSON would give it back."""
     return json.loads(json.dumps(asdict(config)))
 
 
-@overload
-def from_dict(table: dict[str, Any]) -> Config: ...
-@overload
-def from_dict(table: dict[str, Any], cls: type[Settings]) -> Settings: ...
 def from_dict(table: dict[str, Any], cls: Any = Config) -> Any:
     """The config of nested tables; keys that are left out keep their defaults.
 

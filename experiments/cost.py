@@ -23,6 +23,7 @@ from experiments.page import markdown
 from experiments.peers import FAILURES, Declined, Program, build, words
 from experiments.progress import Progress
 from experiments.settings import Cost
+from experiments.svg import svg_file
 from experiments.timing import Clock, Ready, difference, slope, start, time_pair
 
 # How far the values of an implementation may be off, see `difference`.
@@ -193,7 +194,7 @@ def _write(directory: Path, results: dict[str, Any]) -> None:
     write_json(directory / "cost.json", results)
     page = "\n".join(map(markdown, sections(results)))
     write_text(directory / "cost.md", page)
-    write_text(directory / "cost.svg", figures.svg_file(figures.cost_figure(results)))
+    write_text(directory / "cost.svg", svg_file(figures.cost_figure(results)))
 
 
 def _clock(settings: Cost) -> Clock:

@@ -13,6 +13,12 @@ HOLDS: dict[str, dict[str, Any]] = {
     "config.json": {"config": dict, "sha256": str},
     "sweep.json": {"runs": list},
     "theory.json": {"keys": int, "rows": list},
+    "results.json": {
+        "experiment": str,
+        "settings": dict,
+        "machine": dict,
+        "results": dict,
+    },
     "coord.json": {"lr": NUMBER, "d_k": list, "steps": list, "scales": dict},
     "summary.json": {
         "id": str,

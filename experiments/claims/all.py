@@ -1,0 +1,108 @@
+"""Every experiment about a claim, and one page for all of them."""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.claims import NAMES
+from experiments.claims.claim import Answer
+from experiments.claims.run import answers_of, run, sections_of
+from experiments.config import ConfigError, load
+from experiments.files import write_text
+from experiments.page import Section, Table, html_page, markdown
+from experiments.progress import Prefixed, Progress
+from experiments.settings import Name, Text
+
+TITLE = "What is said about attention, tested"
+HOW = (
+    "Each claim is held against an experiment of about a minute: small models, real "
+    "text or exact arithmetic, seeds and intervals. A verdict follows from the rule "
+    "that stands beside it, and says no more than these models and budgets show."
+)
+BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
+
+
+@dataclass(frozen=True)
+class All:
+    """Which experiments are run, and where their results go."""
+
+    name: Name = "all"  # directory of all of it, inside out
+    out: Text = "runs"  # directory of all experiments
+    configs: tuple[Text, ...] = tuple(f"configs/{x}.toml" for x in NAMES)  # one each
+
+
+def run_all(
+    settings: All, progress: Progress, threads: str, command: str = ""
+) -> tuple[Path, Section]:
+    """Run what is missing, and write report.html and verdicts.md.
+
+    Args:
+        settings: which experiments.
+        progress: where to say how far it is.
+        threads: how many CPU threads there are, in words.
+        command: what was typed to get here.
+
+    Returns:
+        The directory, and the table of verdicts.
+
+    Raises:
+        ConfigError: a config is missing, is of another kind or does not fit; nothing
+            has been run then.
+    """
+    directory = Path(settings.out) / settings.name
+    found = [_with_name(path, directory) for path in settings.configs]
+    done = []
+    for number, (name, config) in enumerate(found, start=1):
+        prefixed = Prefixed(progress, f"{number}/{len(found)} {name}")
+        done.append(run(name, config, prefixed, threads, command))
+    first = Section("verdicts", "Verdicts", [HOW, verdicts(done)])
+    page = [first, *(section for path in done for section in sections_of(path))]
+    answers = [answer for path in done for answer in answers_of(path)]
+    write_text(directory / "report.html", html_page(TITLE, _count(answers), page))
+    write_text(directory / "verdicts.md", markdown(first))
+    return directory, first
+
+
+def verdicts(directories: list[Path]) -> Table:
+    """One row for each claim: what came out, and who says it."""
+    rows = [
+        (answer.claim, answer.outcome, answer.number, answer.source)
+        for directory in directories
+        for answer in answers_of(directory)
+    ]
+    return Table("Claims", ("claim", "verdict", "number", "said by"), rows)
+
+
+def into_readme(readme: Path, directory: Path) -> None:
+    """Put the verdicts of a finished run between the marks of a README.
+
+    Raises:
+        ConfigError: it has no marks.
+    """
+    text = readme.read_text(encoding="utf-8")
+    table = (directory / "verdicts.md").read_text(encoding="utf-8")
+    table = table[table.index("| claim") :].strip()
+    pattern = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
+    if not pattern.search(text):
+        raise ConfigError(f"{readme} has no part between {BEGIN} and {END}")
+    block = f"{BEGIN}\n{table}\n{END}"
+    write_text(readme, pattern.sub(lambda _: block, text))
+
+
+def _with_name(path: str, directory: Path) -> tuple[str, Any]:
+    """The name of the experiment of a config; its settings, moved to `directory`."""
+    config, _ = load(path)
+    name = type(config).__module__.split(".")[-1]
+    if name not in NAMES:
+        raise ConfigError(f"{path} is not the config of an experiment about a claim")
+    return name, dataclasses.replace(config, out=str(directory))
+
+
+def _count(answers: list[Answer]) -> str:
+    """How many claims came out how."""
+    outcomes = [answer.outcome for answer in answers]
+    counts = {outcome: outcomes.count(outcome) for outcome in dict.fromkeys(outcomes)}
+    parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    return f"Of {len(answers)} claims: {parts}."
