@@ -86,12 +86,15 @@ def html_page(title: str, answer: str, sections: Sequence[Section]) -> str:
 
 
 def print_section(section: Section, console: Console) -> None:
-    """Print the tables of a section, or its paragraphs if it has none."""
+    """Print the findings and tables of a section; its paragraphs if it has no table."""
     console.print(Text(f"\n{section.title}", style="bold"))
     tables = [part for part in section.parts if isinstance(part, Table)]
     for part in section.parts:
         if isinstance(part, str) and not tables:
             console.print(Text(part))
+        elif isinstance(part, Finding):
+            console.print(Text(part.title, style="italic"))
+            console.print(Text(part.text))
     for table in tables:
         if not table.folded:
             for piece in _fitting(table, console.width):
@@ -101,11 +104,13 @@ def print_section(section: Section, console: Console) -> None:
 
 
 def markdown(section: Section) -> str:
-    """The paragraphs and tables of a section; a title is a line of its own."""
+    """The paragraphs, findings and tables of a section, under its title."""
     return "\n".join([f"## {section.title}", "", *map(_markdown, section.parts)])
 
 
 def _markdown(part: Part) -> str:
+    if isinstance(part, Finding):
+        return f"**{part.title}** {part.text}\n"
     if not isinstance(part, Table):
         return f"{part}\n" if isinstance(part, str) else ""
     head = [part.columns, ["---"] * len(part.columns)]

@@ -6,6 +6,7 @@ measure. For a query with independent N(0, 1) entries, the logits q.k of n such 
 have exactly this law given |q|, with sigma = |q| times the scale, and |q| ~ chi(d_k).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,34 @@ class Law(NamedTuple):
     sum_p2: float
     trace: float
     entropy: float
+
+
+class _Grid(NamedTuple):
+    """Points u = ln t, and the values of t X, X = e^{sigma z}, with their densities."""
+
+    u: NDArray
+    step: float
+    tx: NDArray
+    density: NDArray
+
+    @classmethod
+    def of(cls, keys: int, sigma: float, step: float) -> "_Grid":
+        """The grid on which sums over `keys` logits converge."""
+        step = min(step, sigma / 2)
+        reach = int(np.ceil(_TAIL * sigma / step))
+        z = np.arange(-reach, reach + 1) * (step / sigma)
+        density = np.exp(-(z**2) / 2) * (step / sigma) / np.sqrt(2 * np.pi)
+        # Left of `low` n e^{9 sigma} t is below 1e-12; right of `high` L^n is zero.
+        low = -_TAIL * sigma - np.log(keys) - 28
+        high = _TAIL * sigma + 5
+        u = np.arange(low, high, step)
+        y = low + step * np.arange(-reach, len(u) + reach)  # u + sigma z
+        # Beyond 50, e^{-tX} is zero anyway.
+        return cls(u, step, np.exp(np.minimum(y, 50)), density)
+
+    def mean(self, fn: Callable[[NDArray], NDArray]) -> NDArray:
+        """E fn(t X) for every t."""
+        return np.convolve(fn(self.tx), self.density, mode="valid")
 
 
 class Estimate(NamedTuple):
@@ -63,23 +92,34 @@ def softmax_law(keys: int, sigma: float, *, step: float = 0.25) -> Law:
         sigma: their standard deviation, > 0.
         step: spacing of the grid in u; never more than sigma / 2 is used.
     """
-    step = min(step, sigma / 2)
-    reach = int(np.ceil(_TAIL * sigma / step))
-    z = np.arange(-reach, reach + 1) * (step / sigma)
-    density = np.exp(-(z**2) / 2) * (step / sigma) / np.sqrt(2 * np.pi)
-
-    # Left of `low` even n e^{9 sigma} t is below 1e-12; right of `high` L^n is zero.
-    low = -_TAIL * sigma - np.log(keys) - 28
-    high = _TAIL * sigma + 5
-    u = np.arange(low, high, step)
-    y = low + step * np.arange(-reach, len(u) + reach)  # u + sigma z
-    tx = np.exp(np.minimum(y, 50))  # beyond, e^{-tX} is zero anyway
-    laplace = np.convolve(np.exp(-tx), density, mode="valid")
-    second = np.convolve(tx**2 * np.exp(-tx), density, mode="valid")
+    grid = _Grid.of(keys, sigma, step)
+    u, step, laplace = grid.u, grid.step, grid.mean(lambda tx: np.exp(-tx))
+    second = grid.mean(lambda tx: tx**2 * np.exp(-tx))
 
     log_z = step * np.sum(np.exp(-np.exp(np.minimum(u, 50))) - laplace**keys)
     sum_p2 = step * np.sum(keys * second * laplace ** (keys - 1))
     return _law(log_z, sum_p2, log_z - sigma**2 * (1 - sum_p2))
+
+
+def weight_of_one(
+    keys: int, sigma: float, logit: float, *, step: float = 0.25
+) -> float:
+    """E of the softmax weight of one key of a given logit among n normal ones.
+
+    With X* = e^logit and Z the sum of n independent X = e^{sigma z}, and L(t) as in
+    `softmax_law`, E X*/(X* + Z) = int X* e^{-t X*} L(t)^n dt.
+
+    Args:
+        keys: number n of the others.
+        sigma: standard deviation of their logits, > 0.
+        logit: of the one key.
+        step: as in `softmax_law`.
+    """
+    grid = _Grid.of(keys, sigma, step)
+    log_tx = np.minimum(grid.u + logit, 50)  # ln t X*
+    density = np.exp(log_tx - np.exp(log_tx))
+    laplace = grid.mean(lambda tx: np.exp(-tx))
+    return float(grid.step * np.sum(density * laplace**keys))
 
 
 def averaged_law(keys: int, d_k: int, scale: str, *, nodes: int = 32) -> Law:
