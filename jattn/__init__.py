@@ -8,9 +8,11 @@
 
 from jattn import diagnostics as diagnostics
 from jattn import masks as masks
+from jattn import rope as rope
 from jattn import scores as scores
 from jattn import testing as testing
 from jattn.adapter import attention_fn as attention_fn
+from jattn.cache import KVCache as KVCache
 from jattn.compat import dot_product_attention as dot_product_attention
 from jattn.core.letters import leaf as leaf
 from jattn.core.rotary import rotary as rotary

@@ -5,13 +5,12 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jattn import masks
 from jattn.core.boundary import Sizes, check_positions, check_vectors
 from jattn.core.dropout import Shared
 from jattn.core.rules import Array, Mask, Score
 from jattn.dispatch import attend_as, attention_weights
+from jattn.layer import module_mask
 from jattn.prepare import check_rate
 
 CALLER = "attention_fn"
@@ -122,7 +121,7 @@ def attention_fn(
     query, key, value = (promote_dtype or _promoted)((query, key, value), dtype=dtype)
     sizes = check_vectors(CALLER, query, key, value)
     options: dict[str, Any] = dict(
-        mask=_allowed(mask, is_causal),
+        mask=module_mask(mask, is_causal),
         score=score,
         bias=bias,
         scale=scale,
@@ -131,7 +130,11 @@ def attention_fn(
         precision=precision,
     )
     options |= _positions(
-        sizes, is_causal, input_positions, query_positions, key_positions
+        sizes,
+        "is_causal" if is_causal else _positional(score),
+        input_positions,
+        query_positions,
+        key_positions,
     )
     rate = check_rate(CALLER, dropout_rate)  # Flax reads one below 0, and NaN, as none
     dropout: dict[str, Any] = {}
@@ -157,12 +160,20 @@ def attention_fn(
 
 def _positions(
     sizes: Sizes,
-    is_causal: bool,
+    counting: str | None,
     input_positions: Any,
     query_positions: Any,
     key_positions: Any,
 ) -> dict[str, Any]:
-    """Where queries and keys stand, as options of `attention`."""
+    """Where queries and keys stand, as options of `attention`.
+
+    Args:
+        sizes: of the vectors.
+        counting: which argument counts from the first key, if any does.
+        input_positions: as in the call, as are the others.
+        query_positions: likewise.
+        key_positions: likewise.
+    """
     if input_positions is not None:
         if query_positions is not None or key_positions is not None:
             raise ValueError(
@@ -171,15 +182,26 @@ def _positions(
             )
         places = check_positions(CALLER, "input_positions", input_positions, "T", sizes)
         query_positions, key_positions = places, places if sizes.T == sizes.S else None
-    if is_causal and sizes.T == 1 < sizes.S and query_positions is None:
+    if counting and sizes.T == 1 < sizes.S and query_positions is None:
+        cures = {
+            "is_causal": "Leave it out there, since the mask of the cache is causal, ",
+            "score": "Use the module of jattn.linen or jattn.nnx there, ",
+        }
         raise ValueError(
-            f"{CALLER}: is_causal counts from the first key, but got T=1 query and "
-            f"S={sizes.S} keys, as in Flax's decode=True. Leave is_causal out there, "
-            "since the mask of the cache is causal, or give query_positions."
+            f"{CALLER}: {counting} counts from the first key, but got T=1 query and "
+            f"S={sizes.S} keys, as in Flax's decode=True. {cures[counting]}or give "
+            "query_positions."
         )
     if query_positions is None:
         query_positions = "start"
     return dict(query_positions=query_positions, key_positions=key_positions)
+
+
+def _positional(score: Any) -> str | None:
+    """Whether a score rule depends on positions."""
+    rules = score if isinstance(score, tuple) else (score,)
+    walks = (rule.walk() for rule in rules if isinstance(rule, Score))
+    return "score" if any(part.positional for walk in walks for part in walk) else None
 
 
 def _sow(module: Any, weights: jax.Array) -> None:
@@ -199,14 +221,3 @@ def _check_product(name: str, given: Any, default: Callable[..., Any]) -> None:
 def _promoted(arrays: tuple[Any, ...], dtype: Any) -> tuple[jax.Array, ...]:
     dtype = jnp.result_type(*arrays) if dtype is None else dtype
     return tuple(jnp.asarray(x, dtype) for x in arrays)
-
-
-def _allowed(mask: Any, is_causal: bool) -> Any:
-    """The mask of a call, of which numbers are read as Flax reads them."""
-    if isinstance(mask, (jax.Array, np.ndarray)):
-        if not jnp.issubdtype(mask.dtype, jnp.bool_):
-            mask = mask != 0
-        mask = masks.dense(mask)
-    if not is_causal:
-        return mask
-    return masks.causal() if mask is None else masks.causal() & mask

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jattn.algorithms import decode
 from jattn.algorithms.block_sizes import default_block_sizes
 from jattn.core.arguments import int_of
-from jattn.core.boundary import one_of
+from jattn.core.boundary import Sizes, one_of
 from jattn.core.spec import AttentionSpec
 from jattn.core.tile import Pairs
 from jattn.prepare import Call, check_dropout, prepare
@@ -17,6 +18,9 @@ EMPTY_ROWS = ("zero", "mean")
 
 ONE_TILE = 256
 """Up to this many queries and keys, one tile is all there is: `reference`."""
+
+FEW = 64
+"""Up to this many rows of queries, those of all heads of a key head, `decode`."""
 
 
 class Choice(NamedTuple):
@@ -42,12 +46,28 @@ def _reference(call: Call, block_sizes: Any) -> tuple[bool, str]:
     return True, f"{shown} fit one tile of {ONE_TILE} x {ONE_TILE}"
 
 
+def _decode(call: Call, block_sizes: Any) -> tuple[bool, str]:
+    if block_sizes is not None:
+        return False, f"block sizes are given, {block_sizes}, and its queries have none"
+    T, S, N, K = (getattr(call.sizes, letter) for letter in "TSNK")
+    shown = f"T={T} with N // K = {N // max(K, 1)}"
+    if rows_of(call.sizes) > FEW:
+        return False, f"{shown} are more than {FEW} rows of queries for a key head"
+    return True, f"{shown} are few rows of queries for S={S} keys, which are split"
+
+
+def rows_of(sizes: Sizes) -> int:
+    """T G: how many queries read a key head."""
+    return sizes.T * (sizes.N // max(sizes.K, 1))
+
+
 def _blockwise(call: Call, block_sizes: Any) -> tuple[bool, str]:
     return True, "it takes any lengths, in memory that grows like T + S"
 
 
 ACCEPTS: dict[str, Callable[[Call, Any], tuple[bool, str]]] = {
     "reference": _reference,
+    "decode": _decode,
     "blockwise": _blockwise,
 }
 """Whether each takes a call that names none, and why; the first that does is chosen."""
@@ -66,7 +86,6 @@ def choose(call: Call, implementation: str | None, block_sizes: Any) -> Choice:
             f"{call.caller}: implementation='reference' has no tiles, but got "
             f"{block_sizes=}. Leave one of them out."
         )
-    blocks = block_sizes_of(call, block_sizes)
     chosen, reasons = implementation, {}
     for name, accepts in ACCEPTS.items():
         if implementation is not None:
@@ -78,6 +97,10 @@ def choose(call: Call, implementation: str | None, block_sizes: Any) -> Choice:
             taken, reasons[name] = accepts(call, block_sizes)
             chosen = name if taken else None
     assert chosen is not None  # blockwise takes every call
+    blocks = block_sizes_of(call, block_sizes)
+    if chosen == "decode":  # all queries stand in one tile
+        block_k = blocks[1] if block_sizes else decode.block_keys(_backend(call))
+        blocks = max(call.sizes.T, 1), block_k
     return Choice(chosen, blocks, reasons)
 
 
@@ -89,7 +112,7 @@ def block_sizes_of(call: Call, given: Any) -> tuple[int, int]:
     """
     if given is None:
         groups = max(call.sizes.N // max(call.sizes.K, 1), 1)
-        return default_block_sizes(call.backend or jax.default_backend(), groups)
+        return default_block_sizes(_backend(call), groups)
     pair = tuple(map(int_of, given)) if isinstance(given, (tuple, list)) else ()
     if len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
         raise ValueError(
@@ -97,6 +120,10 @@ def block_sizes_of(call: Call, given: Any) -> tuple[int, int]:
             f"but got {given!r}. jattn.tune finds good ones."
         )
     return pair
+
+
+def _backend(call: Call) -> str:
+    return call.backend or jax.default_backend()
 
 
 def empty_rows_of(call: Call, empty_rows: str, sinks: Any) -> str:
@@ -154,7 +181,7 @@ def arrange(
         implementation=choice.implementation,
         dtype=str(dtype),
         block_sizes=choice.block_sizes,
-        adapt_blocks=block_sizes is None,
+        adapt_blocks=block_sizes is None and choice.implementation != "decode",
         empty_rows=empty_rows_of(call, empty_rows, sinks),
         align=align,
         precision=precision,

@@ -28,7 +28,7 @@ def attention(
     dropout_rng: jax.Array | None = None,
     query_positions: Array | Literal["start", "end"] | None = None,
     key_positions: Array | None = None,
-    implementation: Literal["reference", "blockwise"] | None = None,
+    implementation: Literal["reference", "decode", "blockwise"] | None = None,
     block_sizes: tuple[int, int] | None = None,
     empty_rows: Literal["zero", "mean"] = "zero",
     precision: jax.lax.PrecisionLike = None,
@@ -71,10 +71,13 @@ def attention(
             a rule uses positions. Integers are data, as in a rule: which tiles to visit
             is planned while the program runs, not while it is traced.
         key_positions: integers that broadcast to (*B, S); default 0 to S - 1.
-        implementation: "reference" (whole rows, O(T S) memory) or "blockwise" (O(T +
-            S) memory). None takes reference where everything fits one tile of 256 x
-            256 and no block sizes are given, else blockwise.
-        block_sizes: (queries, keys) of a tile of blockwise. By default (256, 256) on a
+        implementation: "reference" (whole rows, O(T S) memory), "blockwise" (O(T + S)
+            memory) or "decode" (likewise, for few queries: the keys are split, and all
+            queries stand in one tile). None takes, where no block sizes are given,
+            reference if everything fits one tile of 256 x 256, and decode if T (N // K)
+            <= 64; else blockwise.
+        block_sizes: (queries, keys) of a tile of blockwise; of decode that of keys, by
+            default 128 on a CPU and 1024 elsewhere. By default (256, 256) on a
             CPU and (512, 512) elsewhere, with the rows shared by the N // K query heads
             of a key head, but 64 at least; halved, down to 128 keys, where that fits a
             static mask better. `jattn.tune` measures what is best.

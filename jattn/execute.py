@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jattn.algorithms import blockwise, reference, score_gradients
+from jattn.algorithms import blockwise, decode, reference, score_gradients
 from jattn.core.dropout import Shared, dropout_of
 from jattn.core.heads import over_heads
 from jattn.core.letters import letters_of
@@ -19,10 +19,14 @@ from jattn.core.tile import Pairs, accumulator, scores_of_head
 ALGORITHMS: dict[str, Callable[..., tuple[jax.Array, jax.Array, Stats | None]]] = {
     "reference": reference.attend,
     "blockwise": blockwise.attend,
+    "decode": decode.attend,
 }
 
+CACHED = ("KHS", "KSH")
+"""How a cache stores keys and values, behind *B; H is that of a vector."""
 
-@functools.partial(jax.jit, static_argnames="spec")
+
+@functools.partial(jax.jit, static_argnames=("spec", "cached"))
 def attend(
     query: jax.Array,
     key: jax.Array,
@@ -31,19 +35,34 @@ def attend(
     dropout_rng: jax.Array | Shared | None,
     *,
     spec: AttentionSpec,
+    cached: bool = False,
 ) -> tuple[jax.Array, jax.Array, Stats | None]:
-    """The output, its log-sum-exp and, if the spec asks for them, its statistics."""
+    """The output, its log-sum-exp and, if the spec asks for them, its statistics.
+
+    Keys and values are (*B, S, K, ...), or as `CACHED` says.
+    """
     *batch, num_queries, num_heads, _ = query.shape
     shape = (*batch, num_queries, num_heads)
     out_dtype = query.dtype
-    query, key, value = (x.astype(spec.dtype) for x in (query, key, value))
-    pairs = _completed(pairs, dropout_rng, query, key, spec)
-    if 0 in shape or key.shape[-3] == 0:
+    query = query.astype(spec.dtype)
+    algorithm = functools.partial(ALGORITHMS[spec.implementation], spec=spec)
+    key_axes = ("SKH", "SKH")
+    if spec.implementation == "decode":  # which casts what it reads
+        algorithm = functools.partial(algorithm, cached=cached)
+        key_axes = CACHED if cached else key_axes
+    else:
+        if cached:
+            key, value = jnp.moveaxis(key, -1, -3), jnp.swapaxes(value, -2, -3)
+        key, value = key.astype(spec.dtype), value.astype(spec.dtype)
+    num_keys = key.shape[-len(key_axes[0]) + key_axes[0].index("S")]
+    pairs = _completed(pairs, dropout_rng, query, num_keys, spec)
+    if 0 in shape or num_keys == 0:
         out = jnp.zeros((*shape, value.shape[-1]), out_dtype)
         return out, *_without_pairs(shape, pairs.sink, spec)
-    algorithm = functools.partial(ALGORITHMS[spec.implementation], spec=spec)
     heads = {"K": 1, "G": 1}
-    results = over_heads(algorithm, (query,), (key, value), pairs, spec.align, heads)
+    results = over_heads(
+        algorithm, (query,), (key, value), pairs, spec.align, heads, key_axes
+    )
     out, lse, stats = jax.tree.map(
         lambda x: x.reshape(*shape, *x.shape[len(shape) + 1 :]), results
     )
@@ -69,7 +88,7 @@ def weights(
     if 0 in shape:
         return jnp.zeros(shape, accumulator(spec.dtype))
     query, key = (x.astype(spec.dtype) for x in (query, key))
-    pairs = _completed(pairs, dropout_rng, query, key, spec)
+    pairs = _completed(pairs, dropout_rng, query, key.shape[-3], spec)
     one_head = functools.partial(reference.weights, spec=spec)
     result = over_heads(one_head, (query,), (key,), pairs, spec.align, {})
     return result.reshape(shape)
@@ -92,7 +111,7 @@ def score_gradient_rows(
     if 0 in shape or key.shape[-3] == 0:
         return jnp.zeros(shape, wide)
     query, key, value = (x.astype(spec.dtype) for x in (query, key, value))
-    pairs = _completed(pairs, dropout_rng, query, key, spec)
+    pairs = _completed(pairs, dropout_rng, query, key.shape[-3], spec)
     if lse_gradient is None:
         lse_gradient = jnp.zeros(shape, wide)
     queries = (query, out_gradient, lse_gradient[..., None])
@@ -123,7 +142,7 @@ def _completed(
     pairs: Pairs,
     dropout_rng: jax.Array | Shared | None,
     query: jax.Array,
-    key: jax.Array,
+    num_keys: int,
     spec: AttentionSpec,
 ) -> Pairs:
     """The rules with wide arrays, whose gradients are sums over tiles, and dropout."""
@@ -144,7 +163,7 @@ def _completed(
             dropout_rng,
             (*batch, num_heads),
             num_queries,
-            key.shape[-3],
+            num_keys,
         )
         pairs = dataclasses.replace(pairs, dropout=dropout)
     return pairs

@@ -35,7 +35,7 @@ class Explanation:
         devices: how many of which kind it has here.
         implementation: the algorithm that was chosen.
         reasons: for every algorithm, why it was taken or not.
-        tiles: what `blockwise` visits; None for whole rows, and where there is no pair.
+        tiles: what is visited; None for whole rows, and where there is no pair.
         computed: pairs in tiles that are computed, as a share of the T S pairs of a
             head; above 1 where tiles overlap at the edges. None if that is known only
             at run time.
@@ -149,7 +149,7 @@ def explain(
     pairs, spec, reasons = _arranged(Call("explain", sizes, backend), dtype, options)
     heads = math.prod(sizes.batch) * sizes.N
     num_pairs = heads * sizes.T * sizes.S
-    has_tiles = num_pairs and spec.implementation == "blockwise"
+    has_tiles = num_pairs and spec.implementation != "reference"
     tiles = tiles_of(sizes, pairs, spec) if has_tiles else None
     computed: float | None = float(num_pairs > 0)
     if tiles is not None:
@@ -239,7 +239,7 @@ def _flops(
     """Two products forward; backward four, and the logits anew in tiles."""
     head_dim, width = shapes["query"][-1], shapes["value"][-1]
     forward = 2 * num_pairs * (head_dim + width)
-    anew = 2 * num_pairs * head_dim if spec.implementation == "blockwise" else 0
+    anew = 2 * num_pairs * head_dim if spec.implementation != "reference" else 0
     return round(forward), round(3 * forward + anew)
 
 

@@ -403,3 +403,13 @@ def test_a_rate_that_flax_reads_as_none_is_refused(framework, rate):
     module = framework(jattn.attention_fn, dropout_rate=rate)
     with pytest.raises(ValueError, match=rf"attention_fn: dropout_rate .*{rate}"):
         module(module.state, X, deterministic=True)
+
+
+def test_a_score_that_counts_from_the_first_key_is_refused_for_one_query_of_a_cache():
+    q, k = jnp.ones((2, 1, 3, 4)), jnp.ones((2, 7, 3, 4))
+    rules = (scores.soft_cap(3.0), scores.alibi())
+    with pytest.raises(ValueError, match="score counts from the first key, but got T="):
+        jattn.attention_fn(q, k, k, score=rules)
+    there = jattn.attention_fn(q, k, k, score=rules, query_positions="end")
+    assert there.shape == q.shape
+    assert jattn.attention_fn(q, k, k, score=rules[0]).shape == q.shape

@@ -1,7 +1,7 @@
 """From one head to heads, groups of heads and batch."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,22 +18,25 @@ def over_heads(
     pairs: Pairs,
     align: str,
     out_axes: Mapping[str, int],
+    key_axes: Sequence[str] = ("SKH", "SKH"),
 ) -> Any:
     """Calls `fn(*queries, *keys, pairs)` for one head, mapped over K, G and batch.
 
     Args:
         fn: what to do for one head.
         queries: arrays (*B, T, N, ...), the first of them (*B, T, N, H).
-        keys: (key,) or (key, value), (*B, S, K, ...).
+        keys: (key,) or (key, value), (*B, S, K, ...) or as `key_axes` says.
         pairs: the rules, with arrays for all heads and the whole batch.
         align: where the queries stand if `pairs` has no positions for them.
         out_axes: where K and G stand in the results; 0 if not given.
+        key_axes: the axes of each of `keys` but *B, H for that of a vector.
 
     Returns:
         The results of `fn`, with the leading axes in front.
     """
     *batch, num_queries, num_heads, head_dim = queries[0].shape
-    num_keys, num_kv_heads = keys[0].shape[-3:-1]
+    sizes = dict(zip(key_axes[0], keys[0].shape[-3:], strict=True))
+    num_keys, num_kv_heads = sizes["S"], sizes["K"]
     groups = (num_kv_heads, num_heads // num_kv_heads)
     pairs = pairs.placed(num_queries, num_keys, align)
     if pairs.scale is None:
@@ -59,7 +62,7 @@ def over_heads(
         *(x.reshape(*batch, num_queries, *groups, x.shape[-1]) for x in queries),
         *keys,
     ]
-    axes = ["TKGH"] * len(queries) + ["SKH"] * len(keys)
+    axes = ["TKGH"] * len(queries) + list(key_axes[: len(keys)])
 
     def one_head(*tile: Any) -> Any:
         rules = jax.tree.unflatten(structure, tile[len(vectors) :])
