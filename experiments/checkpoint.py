@@ -12,8 +12,9 @@ from flax import nnx
 from experiments.config import Config, ConfigError, from_dict, run_id, to_dict
 from experiments.data import Corpus
 from experiments.files import damaged, read_json, write_json
-from experiments.model import CausalLM, logit_scale
+from experiments.model import CausalLM
 from experiments.step import TrainState, initialise
+from experiments.tokens import of_run
 
 # What orbax raises for files that are empty, cut off, overwritten or missing.
 DAMAGED = (ValueError, KeyError, AttributeError, FileNotFoundError, IsADirectoryError)
@@ -49,6 +50,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(
                 self._directory.absolute(),
                 options=ocp.CheckpointManagerOptions(max_to_keep=2),
+                item_handlers=ocp.StandardCheckpointHandler(),
             )
 
     def close(self) -> None:
@@ -63,42 +65,48 @@ class Checkpoints:
     def save(self, step: int, state: TrainState) -> None:
         """Writes the state after `step` updates, and waits until it is complete."""
         if step != self.step:
-            self._manager.save(step, args=ocp.args.StandardSave(_plain(state)))
+            self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
             self._manager.wait_until_finished()
 
     def restore(self, like: TrainState) -> TrainState:
         """The newest state, in the structure of `like`; `like` itself without one.
 
         Raises:
-            ConfigError: the checkpoint is damaged.
+            ConfigError: the checkpoint is damaged, or has other parameters.
         """
         if self.step == 0:
             return like
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(like))
-        with _refusing_damage(self._directory / str(self.step)):
-            arrays = self._manager.restore(
-                self.step, args=ocp.args.StandardRestore(abstract)
-            )
-        return jax.tree.unflatten(jax.tree.structure(like), arrays)
+        path = self._directory / str(self.step)
+        named = _named(like)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, named)
+        with _refusing_damage(path):
+            held = self._manager.item_metadata(self.step).tree
+            if _shapes(held) == _shapes(named):
+                args = ocp.args.StandardRestore(abstract)
+                arrays = self._manager.restore(self.step, args=args)
+                leaves = [arrays[name] for name in named]
+                return jax.tree.unflatten(jax.tree.structure(like), leaves)
+        raise ConfigError(
+            f"{path} holds other parameters than such a model has now; remove "
+            f"{self._directory.parent} to train it again"
+        )
 
 
 def restore_parameters(directory: Path) -> tuple[Config, CausalLM]:
     """The model of a run at its newest checkpoint.
 
     Raises:
-        ConfigError: there is no checkpoint, or it is damaged.
+        ConfigError: there is no checkpoint, or it is damaged, or of another model.
     """
     config, _ = _claimed(directory / "config.json")
-    graph, initial = initialise(config)
+    graph, initial = initialise(config, of_run(directory, config.data).vocabulary)
     # To look for checkpoints makes their directory.
     is_there = (directory / "checkpoints").exists()
     if not is_there or (checkpoints := Checkpoints(directory)).step == 0:
         raise ConfigError(f"{directory} holds no checkpoint: train the run first")
     state = checkpoints.restore(initial)
     checkpoints.close()
-    model = nnx.merge(graph, state.params)
-    model.scale = logit_scale(config.model)
-    return config, model
+    return config, nnx.merge(graph, state.params)
 
 
 def _claimed(path: Path) -> tuple[Config, str]:
@@ -124,5 +132,11 @@ def _refusing_damage(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _plain(state: TrainState) -> list[Any]:
-    return jax.tree.leaves(state)
+def _named(state: TrainState) -> dict[str, Any]:
+    """The arrays by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(p, simple=True, separator="."): x for p, x in leaves}
+
+
+def _shapes(arrays: Any) -> Any:
+    return jax.tree.map(lambda x: (tuple(x.shape), x.dtype), arrays)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.config import Config
-from experiments.data import Corpus, batch
+from experiments.data import Corpus, batch, split_of
 from experiments.model import logit_scale
 from experiments.probe import probe
 from experiments.progress import Progress
@@ -39,7 +39,7 @@ def coordinate_check(
         single d_k.
     """
     settings = config.coord
-    text, _ = corpus.split(config.data.validation_fraction)
+    tokenizer, text, _ = split_of(corpus, config.data)
     total = len(settings.d_k) * len(settings.scales) * settings.seeds
     progress.start("coord", total)
     log_std = np.zeros((len(settings.scales), len(settings.steps), len(settings.d_k)))
@@ -50,7 +50,9 @@ def coordinate_check(
             for seed in range(settings.seeds):
                 model = dataclasses.replace(config.model, d_k=d_k, scale=scale)
                 run = dataclasses.replace(config, model=model, seed=config.seed + seed)
-                log_std[row, :, column] += np.log(_logit_stds(run, text))
+                log_std[row, :, column] += np.log(
+                    _logit_stds(run, text.tokens, tokenizer.vocabulary)
+                )
                 done += 1
                 progress.update(done, d_k=d_k)
     log_std /= settings.seeds
@@ -66,10 +68,10 @@ def coordinate_check(
     }
 
 
-def _logit_stds(config: Config, text: np.ndarray) -> list[float]:
+def _logit_stds(config: Config, text: np.ndarray, vocabulary: int) -> list[float]:
     """The std of the logits after each number of steps."""
     settings, data = config.coord, config.data
-    graph, state = initialise(config)
+    graph, state = initialise(config, vocabulary)
     scale, rate = jnp.float32(logit_scale(config.model)), jnp.float32(settings.lr)
     static = static_settings(config.optim)
 

@@ -1,25 +1,31 @@
-"""A small causal language model over bytes, on jattn's attention.
+"""A small causal language model, a `jattn.nnx.Decoder`.
 
-Pre-LN blocks with rotary positions. The size of a key, d_k, depends on nothing else
-and the size of a value is fixed, so that models of different d_k differ in what the
-factor of the logits has to deal with, and in nothing else.
+Pre-LN blocks, by default with rotary positions. The size of a key, d_k, depends on
+nothing else and the size of a value is fixed, so that models of different d_k differ in
+what the factor of the logits has to deal with, and in nothing else.
 
 Source: Xiong et al. 2020, arXiv:2002.04745 (pre-LN); Su et al. 2021, arXiv:2104.09864.
 """
 
-from collections.abc import Sequence
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.typing import Initializer
+from flax.typing import Dtype
 
-import jattn
-import jattn.nnx
 from experiments.config import Model
+from jattn.nnx import Decoder, TransformerConfig
+from jattn.scores import Score, soft_cap
 
-VOCABULARY = 256
-CAUSAL = jattn.masks.causal()
+# Of the computation; None: that of the parameters.
+DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
+# Made once: models of equal initialisers have one structure and share a compilation.
+INITIALIZERS = {
+    "lecun": nnx.initializers.lecun_normal(),
+    "gpt2": nnx.initializers.normal(0.02),
+}
 
 
 def logit_scale(config: Model) -> float:
@@ -27,116 +33,96 @@ def logit_scale(config: Model) -> float:
     return {"sqrt": config.d_k**-0.5, "inv": 1 / config.d_k}.get(config.scale, 1.0)
 
 
-class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+class LogN(Score):
+    """Scores times ln n / ln context, n being the keys that a query sees.
 
-    def __init__(self, config: Model, *, rngs: nnx.Rngs):
-        kernel_init, projection_init = _initializers(config)
-        width = config.d_model
-        self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.attention = jattn.nnx.MultiHeadAttention(
-            config.heads,
-            width,
-            head_dim=config.d_k,
-            v_head_dim=config.d_v,
-            rope=jattn.rotary,
-            qk_norm="layer" if config.qk_norm else None,
-            use_bias=False,
-            kernel_init=kernel_init,
-            rngs=rngs,
-        )
-        for projection in (self.attention.query, self.attention.key):
-            shape = projection.kernel.shape
-            projection.kernel[...] = projection_init(rngs.params(), shape, jnp.float32)
-        self.mlp_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.up = nnx.Linear(width, config.d_ff, kernel_init=kernel_init, rngs=rngs)
-        self.down = nnx.Linear(config.d_ff, width, kernel_init=kernel_init, rngs=rngs)
+    So a query of a whole context keeps its scores, however long a text of a rolling
+    window becomes.
 
-    def __call__(
-        self, x: jax.Array, scale: jax.Array | float, shift: jax.Array | None = None
-    ) -> jax.Array:
-        """The residual stream after this block, (B, T, d_model).
+    Source: Chiang & Cholak 2022, arXiv:2202.12172.
+    """
 
-        `shift`, (B, T, N, d_v), is added to what the heads return.
-        """
-        heads = jattn.attention(*self.project(x), mask=CAUSAL, scale=scale)
-        x = x + self.attention.out(heads if shift is None else heads + shift)
-        return x + self.down(nnx.gelu(self.up(self.mlp_norm(x))))
+    context: int
 
-    def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The queries, keys and values of its attention, each (B, T, N, ...)."""
-        return self.attention.project(self.attention_norm(x))
+    def __call__(self, s: jax.Array, q_pos: Any, k_pos: Any) -> jax.Array:
+        """The scores of a tile."""
+        keys = jnp.clip(jnp.asarray(q_pos) + 1, 1, self.context)
+        return s * (jnp.log(keys.astype(s.dtype)) / math.log(self.context))
 
 
-class CausalLM(nnx.Module):
-    """Logits of the next byte for every position.
+class CausalLM(Decoder):
+    """A decoder that has score rules of its own, whoever calls it.
 
     Args:
-        config: the sizes, the factor of the dot products and the initialisation.
+        config: of the decoder.
+        cap: of the scores; 0: none.
+        log_n: the context of `LogN`; 0: scores stay as they are.
         rngs: source of the random keys.
     """
 
-    def __init__(self, config: Model, *, rngs: nnx.Rngs):
-        kernel_init, _ = _initializers(config)
-        self.scale = logit_scale(config)
-        self.embed = nnx.Embed(VOCABULARY, config.d_model, rngs=rngs)
-        self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])
-        self.norm = nnx.LayerNorm(config.d_model, rngs=rngs)
-        self.head = nnx.Linear(
-            config.d_model, VOCABULARY, kernel_init=kernel_init, rngs=rngs
-        )
+    def __init__(
+        self, config: TransformerConfig, *, cap: float, log_n: int, rngs: nnx.Rngs
+    ):
+        super().__init__(config, rngs=rngs)
+        self.cap, self.log_n = cap, log_n
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        scale: jax.Array | float | None = None,
-        shifts: Sequence[jax.Array] | None = None,
-    ) -> jax.Array:
-        """Predicts.
+    @property
+    def score(self) -> tuple[Score, ...]:
+        """The rules, in the order in which they are applied."""
+        first = (LogN(self.log_n),) if self.log_n else ()
+        return (*first, soft_cap(self.cap)) if self.cap else first
 
-        Args:
-            tokens: bytes, (B, T).
-            scale: factor of the dot products, instead of the config's. As an argument
-                it is data: models that differ in it alone share one compilation.
-            shifts: one for each layer, (B, T, N, d_v), added to what its attention
-                heads return. Their gradients are those of the heads.
-
-        Returns:
-            (B, T, 256).
-        """
-        scale = self.scale if scale is None else scale
-        x = self.embed(tokens)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, scale, None if shifts is None else shifts[layer])
-        return self.head(self.norm(x))
-
-    def projections(
-        self, tokens: jax.Array, *, scale: jax.Array | float | None = None
-    ) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
-        """For each layer, the queries, keys and values of its attention."""
-        scale = self.scale if scale is None else scale
-        x = self.embed(tokens)
-        found = []
-        for block in self.blocks:
-            found.append(block.project(x))
-            x = block(x, scale)
-        return found
+    def __call__(self, tokens: Any, *args: Any, **options: Any) -> Any:
+        """What the decoder gives for tokens, (B, T)."""
+        return super().__call__(tokens, *args, score=self.score, **options)
 
 
-def _initializers(config: Model) -> tuple[Initializer, Initializer]:
-    """Of kernels in general, and of W_Q and W_K."""
-    if config.init == "gpt2":
-        kernel_init = nnx.initializers.normal(0.02)
-    else:
-        kernel_init = nnx.initializers.lecun_normal()
-    factor = config.d_k**-0.25 if config.scale == "init" else 1.0
+def causal_lm(
+    config: Model,
+    *,
+    vocabulary: int = 256,
+    context: int = 64,
+    param_dtype: Dtype = jnp.float32,
+    rngs: nnx.Rngs,
+) -> CausalLM:
+    """The model, whose calls want `scale=logit_scale(config)`.
 
-    def projection_init(
-        key: jax.Array, shape: Sequence[int], dtype: jnp.dtype
-    ) -> jax.Array:
-        # As the kernels of jattn.nnx: (width, heads, size), with fan-in width.
-        flat = kernel_init(key, (shape[0], shape[1] * shape[2]), dtype)
-        return factor * flat.reshape(shape)
+    As an argument of calls the factor is data: models that differ in it alone have one
+    structure and share one compilation.
 
-    return kernel_init, projection_init
+    Args:
+        config: its settings.
+        vocabulary: how many tokens there are.
+        context: how many of them it sees at once: what `log_n` refers to, and how many
+            learned positions there are.
+        param_dtype: of the parameters.
+        rngs: source of the random keys.
+    """
+    model = CausalLM(
+        TransformerConfig(
+            vocab_size=vocabulary,
+            num_layers=config.layers,
+            d_model=config.d_model,
+            num_heads=config.heads,
+            head_dim=config.d_k,
+            v_head_dim=config.d_v,
+            d_ff=config.d_ff,
+            norm="layer",
+            activation="gelu",
+            qk_norm="layer" if config.qk_norm else None,
+            positions=config.positions,
+            max_length=context if config.positions == "learned" else None,
+            tie_embeddings=False,
+            dtype=DTYPES[config.dtype],
+            param_dtype=param_dtype,
+            kernel_init=INITIALIZERS[config.init],
+        ),
+        cap=config.soft_cap,
+        log_n=context if config.log_n else 0,
+        rngs=rngs,
+    )
+    if config.scale == "init":
+        for block in model.blocks:
+            for projection in (block.attention.query, block.attention.key):
+                projection.kernel[...] *= config.d_k**-0.25
+    return model

@@ -17,8 +17,12 @@ from flax import nnx
 
 import jattn
 from experiments.config import Probe
-from experiments.model import CAUSAL
-from experiments.step import next_byte_loss
+from experiments.model import CausalLM
+from experiments.step import token_losses
+from jattn.scores import Score
+
+CAUSAL = jattn.masks.causal()
+Vectors = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def probe(
@@ -64,19 +68,22 @@ def _measure(
 ) -> list[dict[str, jax.Array]]:
     """For each layer, the measures of its heads, each (N,)."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    vectors = nnx.merge(graph, params).projections(inputs, scale=scale)
 
-    def loss(params: Any, shifts: list[jax.Array]) -> jax.Array:
-        logits = nnx.merge(graph, params)(inputs, scale=scale, shifts=shifts)
-        return next_byte_loss(logits, targets)
+    def loss(params: Any, shifts: list[jax.Array]) -> tuple[jax.Array, list[Vectors]]:
+        model = nnx.merge(graph, params)
+        logits, vectors = shifted(model, inputs, scale=scale, shifts=shifts)
+        return token_losses(logits, targets).mean, vectors
 
     # The gradient of zeros that are added to the heads' outputs is that of the outputs.
-    zeros = [jnp.zeros_like(value) for _, _, value in vectors]
-    gradient, dheads = jax.grad(loss, argnums=(0, 1))(params, zeros)
+    whole = nnx.merge(graph, params)
+    attentions = [block.attention for block in whole.blocks]
+    zeros = [jnp.zeros((*inputs.shape, x.num_heads, x.v_head_dim)) for x in attentions]
+    gradients, vectors = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, zeros)
+    gradient, dheads = gradients
     layers = []
-    for layer, (query, key, value) in enumerate(vectors):
+    for layer, own in enumerate(vectors):
         attention = gradient["blocks"][layer]["attention"]
-        rows = _row_measures(query, key, value, scale, dheads[layer], settings)
+        rows = _row_measures(own, scale, whole.score, dheads[layer], settings)
         for name, projection in (("wq", "query"), ("wk", "key")):
             kernel = attention[projection]["kernel"][...]  # (D, N, d_k)
             norm = jnp.sqrt(jnp.sum(kernel**2, axis=(0, 2)))
@@ -85,22 +92,48 @@ def _measure(
     return layers
 
 
+def shifted(
+    model: CausalLM, tokens: jax.Array, *, scale: jax.Array, shifts: list[jax.Array]
+) -> tuple[jax.Array, list[Vectors]]:
+    """The model's forward pass, with something added to what its heads return.
+
+    Args:
+        model: of pre-LN blocks.
+        tokens: (B, T).
+        scale: the factor of the dot products.
+        shifts: for each layer, (B, T, N, d_v). Their gradients are those of the heads.
+
+    Returns:
+        logits: (B, T, vocabulary).
+        vectors: for each layer, the queries, keys and values of its attention.
+    """
+    x = model.embed(tokens)
+    vectors = []
+    for block, shift in zip(model.blocks, shifts, strict=True):
+        vectors.append(block.attention.project(block.attention_norm(x)))
+        options: dict[str, Any] = dict(scale=scale, score=model.score)
+        heads = jattn.attention(*vectors[-1], mask=CAUSAL, **options)
+        x = x + block.attention.out(heads + shift)
+        x = x + block.feed_forward(block.feed_forward_norm(x))
+    return model.head(model.norm(x)), vectors
+
+
 def _row_measures(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    vectors: Vectors,
     scale: jax.Array,
+    score: tuple[Score, ...],
     dheads: jax.Array,
     settings: Probe,
 ) -> dict[str, jax.Array]:
     """The measures of the rows that see two keys or more, for each head."""
-    options: dict[str, Any] = dict(mask=CAUSAL, scale=scale)
+    query, key, value = vectors
+    options: dict[str, Any] = dict(mask=CAUSAL, scale=scale, score=score)
     stats = jattn.attention(query, key, value, stats=True, **options)[1]
     norm = jattn.diagnostics.score_gradient_rows(query, key, value, dheads, **options)
     stats = jax.tree.map(lambda x: x[:, 1:], stats)  # (B, T - 1, N)
     norm = norm[:, 1:] * query.shape[0] * query.shape[1]
     keys = jnp.arange(2, query.shape[1] + 1).reshape(1, -1, 1)
-    std, largest = _logit_measures(query, key, scale)
+    std, largest = _logit_measures(query, key, scale, score)
     mean = functools.partial(jnp.mean, axis=(0, 1), dtype=norm.dtype)
     return {
         "row_norm_median": jnp.median(norm.reshape(-1, norm.shape[-1]), axis=0),
@@ -116,7 +149,7 @@ def _row_measures(
 
 
 def _logit_measures(
-    query: jax.Array, key: jax.Array, scale: jax.Array
+    query: jax.Array, key: jax.Array, scale: jax.Array, score: tuple[Score, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """The standard deviation and the largest absolute logit of rows, (B, T, N).
 
@@ -127,6 +160,8 @@ def _logit_measures(
     def of_row(row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         query, at = row
         logits = jattn.scaled_scores(query[:, None], key, scale)[:, :, 0]  # (B, N, T)
+        for rule in score:
+            logits = rule(logits, at.reshape(1, 1, 1), position.reshape(1, 1, -1))
         seen = CAUSAL.allowed(at, position)[None, None]
         largest = jnp.max(jnp.abs(logits), axis=-1, where=seen, initial=0)
         return jnp.std(logits, axis=-1, where=seen), largest

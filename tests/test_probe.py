@@ -9,21 +9,29 @@ import pytest
 from flax import nnx
 from oracle import assert_close
 
-from experiments.config import Config, Data, Model, Probe
-from experiments.model import logit_scale
-from experiments.probe import probe
-from experiments.step import initialise
+from experiments.config import Model, Probe
+from experiments.model import causal_lm, logit_scale
+from experiments.probe import probe, shifted
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
 SIZES = Model(layers=2, d_model=12, heads=3, d_k=6, d_v=5, d_ff=14, scale="none")
-CONFIG = Config(data=Data(context=11), model=SIZES)
 TOKENS = np.random.default_rng(0).integers(256, size=(2, 12))
+CONTEXT = 11
 SETTINGS = Probe(dead_below=0.01, saturated_above=0.6)
+
+
+def tell_norms_apart(model):
+    """Gives norms scales that are not 1, as they are at first."""
+    rng = np.random.default_rng(1)
+    for block in model.blocks:
+        for norm in (block.attention_norm, block.feed_forward_norm):
+            norm.scale[...] *= rng.uniform(0.5, 1.5, 12)
 
 
 def layer_norm(x, p):
     x = x - x.mean(-1, keepdims=True)
     x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-    return x * p["scale"][None, None] + p["bias"][None, None]
+    return x * p["scale"][None, None]
 
 
 def turn(x):
@@ -35,7 +43,7 @@ def turn(x):
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 
 
-def textbook(params, eps, tokens, factor):
+def textbook(params, eps, tokens, factor, model):
     """The loss with eps added to the logits, and the logits of every layer."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     x = params["embed"]["embedding"][inputs]
@@ -47,18 +55,22 @@ def textbook(params, eps, tokens, factor):
             jnp.einsum("btd,dnh->btnh", y, a[name]["kernel"])
             for name in ("query", "key", "value")
         )
-        s = jnp.einsum("btnh,bsnh->bnts", turn(q), turn(k)) * factor + eps[layer]
+        s = jnp.einsum("btnh,bsnh->bnts", turn(q), turn(k)) * factor
+        if model.log_n:
+            n = np.arange(1, s.shape[2] + 1).reshape(1, 1, -1, 1)
+            s = s * np.log(n) / np.log(CONTEXT)
+        if model.soft_cap:
+            s = model.soft_cap * jnp.tanh(s / model.soft_cap)
+        s = s + eps[layer]
         s = jnp.where(causal, s, -1e300)
         kept.append(s)
         weights = jax.nn.softmax(s, axis=-1)
         heads = jnp.einsum("bnts,bsnh->btnh", weights, v)
         x = x + jnp.einsum("btnh,nhd->btd", heads, a["out"]["kernel"])
-        y = layer_norm(x, p["mlp_norm"])
-        up = y @ p["up"]["kernel"] + p["up"]["bias"][None, None]
-        down = jax.nn.gelu(up) @ p["down"]["kernel"]
-        x = x + down + p["down"]["bias"][None, None]
+        y, f = layer_norm(x, p["feed_forward_norm"]), p["feed_forward"]
+        x = x + jax.nn.gelu(y @ f["up"]["kernel"]) @ f["down"]["kernel"]
     logits = layer_norm(x, params["norm"]) @ params["head"]["kernel"]
-    logits = jax.nn.log_softmax(logits + params["head"]["bias"][None, None])
+    logits = jax.nn.log_softmax(logits)
     return -jnp.take_along_axis(logits, targets[..., None], -1).mean(), kept
 
 
@@ -85,12 +97,20 @@ def measures_of_head(s, ds, tokens_in_batch):
 
 
 @pytest.mark.parametrize(
-    "scale", ["none", pytest.param("sqrt", marks=pytest.mark.slow)]
+    "changes",
+    [
+        {},
+        pytest.param({"scale": "sqrt"}, marks=pytest.mark.slow),
+        pytest.param({"soft_cap": 0.8, "log_n": True}, marks=pytest.mark.slow),
+    ],
+    ids=lambda changes: "-".join(changes),
 )
-def test_every_measure_is_that_of_a_dense_float64_model(x64, scale):
-    model = dataclasses.replace(SIZES, scale=scale)
-    graph, state = initialise(dataclasses.replace(CONFIG, model=model))
-    params = jax.tree.map(lambda x: x.astype(jnp.float64), state.params)
+def test_every_measure_is_that_of_a_dense_float64_model(x64, changes):
+    model = dataclasses.replace(SIZES, **changes)
+    sizes = dict(context=CONTEXT, param_dtype=jnp.float64)
+    wide = causal_lm(model, **sizes, rngs=nnx.Rngs(0))
+    tell_norms_apart(wide)
+    graph, params = nnx.split(wide, nnx.Param)
     factor = logit_scale(model)
     got = probe(
         graph, params, scale=jnp.asarray(factor), tokens=TOKENS, settings=SETTINGS
@@ -99,7 +119,7 @@ def test_every_measure_is_that_of_a_dense_float64_model(x64, scale):
     plain = nnx.to_pure_dict(params)
     eps = {layer: jnp.zeros((2, 3, 11, 11)) for layer in plain["blocks"]}
     (dparams, deps), logits = jax.grad(textbook, (0, 1), has_aux=True)(
-        plain, eps, jnp.asarray(TOKENS), factor
+        plain, eps, jnp.asarray(TOKENS), factor, model
     )
     for layer in range(2):
         for head in range(3):
@@ -118,3 +138,17 @@ def test_every_measure_is_that_of_a_dense_float64_model(x64, scale):
     for name, value in got["mean"].items():
         every = [head[name] for layer in got["heads"] for head in layer]
         assert value == pytest.approx(np.mean(every), rel=1e-12)
+
+
+def test_a_shift_of_0_changes_nothing_and_any_other_reaches_the_heads_of_its_layer():
+    model = causal_lm(SIZES, rngs=nnx.Rngs(0))
+    tell_norms_apart(model)
+    tokens, zeros = TOKENS[:, :7], [jnp.zeros((2, 7, 3, 5))] * 2
+    want = model(tokens, scale=0.7)
+    got, _ = shifted(model, tokens, scale=0.7, shifts=zeros)
+    assert_close(got, want)
+    one = [zeros[0], zeros[1].at[:, 3].set(9.0)]
+    changed = ~np.isclose(
+        shifted(model, tokens, scale=0.7, shifts=one)[0], want, atol=1e-3
+    )
+    assert (changed.any(axis=(0, 2)) == (np.arange(7) == 3)).all()

@@ -492,3 +492,8 @@ def test_a_prompt_is_neither_empty_nor_longer_than_the_cache():
         model(TOKENS[:, :0], cache=model.init_cache(2, 7))
     with pytest.raises(ValueError, match="capacity=6"):
         model(TOKENS, cache=model.init_cache(2, 6))
+
+
+def test_a_cache_can_be_donated():
+    arrays = jax.tree.leaves(made().init_cache(1, 4))
+    assert len({x.unsafe_buffer_pointer() for x in arrays}) == len(arrays)

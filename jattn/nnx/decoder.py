@@ -169,15 +169,6 @@ class Decoder(nnx.Module):
             that is stacked.
         """
         config: Any = self.config
-        tokens = KVCache.init(
-            batch,
-            capacity,
-            config.num_kv_heads,
-            config.head_dim,
-            v_head_dim=config.v_head_dim,
-            window=window,
-            dtype=config.dtype if dtype is None else dtype,
-        )
         self._check_memory(memory)
         if self.cross_attention and (memory is None or memory.shape[0] != batch):
             raise ValueError(
@@ -187,6 +178,15 @@ class Decoder(nnx.Module):
             )
 
         def of(block: Any) -> Any:
+            tokens = KVCache.init(
+                batch,
+                capacity,
+                config.num_kv_heads,
+                config.head_dim,
+                v_head_dim=config.v_head_dim,
+                window=window,
+                dtype=config.dtype if dtype is None else dtype,
+            )
             if memory is None:
                 return tokens
             return BlockCache(tokens, block.project_memory(memory))
