@@ -36,3 +36,11 @@ def pytest_report_header(config):
 def x64():
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="module")
+def quick_compiler():
+    """What a module compiles skips LLVM's optimiser, as under `oracle.jit`."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -11,12 +11,13 @@ import pytest
 from rich.console import Console
 
 from experiments.__main__ import main
-from experiments.config import Config, override
+from experiments.claims import NAMES
+from experiments.config import Config, load, override, run_id
 from experiments.progress import Prefixed, display
 
 COMMANDS = (
-    *("train", "sweep", "theory", "coord", "cost", "report", "sample"),
-    "conformance",
+    *("train", "sweep", "theory", "coord", "cost", "decode"),
+    *("report", "compare", "sample", "conformance", "all", "verdicts", *NAMES),
 )
 
 
@@ -45,14 +46,17 @@ def refusal(here, capsys, *args):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[optim]\nlearning_rte = 1e-3", "'optim.learning_rte'; the keys here are lr"),
+        (
+            "[optim]\nlearning_rte = 1e-3",
+            "'optim.learning_rte'; the keys here are name",
+        ),
         ("[modle]\nd_k = 16", "did you mean 'model'?"),
         ("[model]\nd_k = 15", "model.d_k = 15 must be even"),
         ("[optim]\nlr = -3e-3", "optim.lr = -0.003 must be positive"),
         ("seed = 1\nseed = 2", "is not TOML"),
         ("[data]\nsource = 'absent.txt'", "there is no such file"),
         ("[data]\nsource = 'empty.txt'", "is empty"),
-        ("[data]\nsource = 'short.txt'", "needs 65 bytes, but this split has 20"),
+        ("[data]\nsource = 'short.txt'", "needs 65 tokens, but this split has 20"),
     ],
 )
 def test_a_bad_config_is_refused(here, capsys, text, message):
@@ -69,8 +73,13 @@ def test_a_bad_config_is_refused(here, capsys, text, message):
         ("sweep swept.toml --optim.lrr 3", "did you mean 'optim.lr'?"),
         ("theory swept.toml --theory.keys few", "theory.keys: invalid literal"),
         ("report absent", "absent holds no experiment"),
+        ("compare absent", "absent holds no run that has ended"),
+        ("compare", "required: DIRECTORY"),
+        ("train long.toml --data.tokenizer bpe:9", "must have a size above 256"),
+        ("train long.toml --data.tokenizer x.json", "x.json: there is no such token"),
+        ("train long.toml --logging.tracker wandb", "pip install 'jattn[wandb]'"),
         ("sample absent --prompt x", "absent holds no training run"),
-        ("sample absent", "required: --prompt"),
+        ("sample absent", "nothing to continue: give --prompt or --prompt-file"),
         ("train swept.toml --name a..", "must be a file name that ends in no dot"),
         ("theory swept.toml --out empty.txt", "empty.txt/run: Not a directory"),
         ("theory swept.toml --out empty.txt/x", "empty.txt/x/run: Not a directory"),
@@ -87,6 +96,39 @@ def test_a_bad_command_line_is_refused(here, capsys, args, message):
 @pytest.mark.parametrize("command", ["train", "sweep", "theory", "coord", "cost"])
 def test_only_the_config_is_required(here, capsys, command):
     assert "required: CONFIG; see" in refusal(here, capsys, command)
+
+
+@pytest.mark.parametrize(
+    ("args", "watch", "profile"),
+    [
+        ("long.toml", 0, 0),
+        ("long.toml --watch", 20, 0),
+        ("--watch long.toml --logging.every 7 --seed 3", 7, 0),
+        ("long.toml --logging.watch 9 --profile --watch", 9, 5),
+        ("--profile long.toml --logging.profile 2", 0, 2),
+    ],
+)
+def test_a_training_may_be_watched_and_profiled(
+    here, capsys, monkeypatch, args, watch, profile
+):
+    def run(config, corpus, progress):
+        got.append(config.logging)
+        keys = ("id", "status", "metrics", "baselines", "corpus")
+        corpus = {"name": "x", "bytes": 1, "sha256": "y"}
+        return dict(zip(keys, ("x", "finished", {}, {}, corpus), strict=True))
+
+    got = []
+    monkeypatch.setattr("experiments.sweep.run", run)
+    assert main(["train", *args.split()]) == 0
+    assert [(x.watch, x.profile) for x in got] == [(watch, profile)]
+
+
+def test_a_finished_training_cannot_be_watched(here, capsys):
+    finished = here / "runs/run" / run_id(load("long.toml")[0]) / "summary.json"
+    finished.parent.mkdir(parents=True)
+    finished.touch()
+    line = refusal(here, capsys, "train", "long.toml", "--watch")
+    assert "is finished: there is nothing to look at" in line
 
 
 @pytest.mark.parametrize("name", ["a", "a.b", "a..b", "7", "a-"])

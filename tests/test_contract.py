@@ -22,7 +22,9 @@ from oracle import (
 import jattn
 from jattn import masks, scores
 
-ALGORITHMS = ("reference", "blockwise")
+NAMES = ("reference", "blockwise", "decode")
+# decode has the derivatives of blockwise: its forward pass is held by tests of its own.
+ALGORITHMS = (*NAMES[:2], pytest.param("decode", marks=pytest.mark.slow))
 DIMS = chex.Dimensions(B=2, T=7, S=11, N=6, K=3, H=5, D=13)
 i, j = np.arange(DIMS.T)[:, None], np.arange(DIMS.S)[None, :]
 random = np.random.default_rng(3)
@@ -463,7 +465,8 @@ def test_an_empty_axis_gives_zeros_and_zero_gradients(algorithm, empty):
     q = inputs["q"]
     cotangents = jnp.ones((*q.shape[:-1], DIMS.D)), jnp.ones(q.shape[:-1])
     attend = functools.partial(case.attend, algorithm)
-    (out, lse), gradients = with_vjp(attend, inputs, cotangents)
+    fn = jit(functools.partial(with_vjp, attend))
+    (out, lse), gradients = fn(inputs, cotangents)
     assert_same_bits(out, np.zeros((*q.shape[:-1], DIMS.D), np.float32))
     assert_same_bits(lse, np.full(q.shape[:-1], -np.inf, np.float32))
     for name, x in gradients.items():
@@ -618,7 +621,7 @@ def test_a_huge_bias_for_a_whole_row_leaves_weights_that_sum_to_one(algorithm):
     def total(v):
         return jattn.attention(x, x, v, bias=bias, implementation=algorithm).sum()
 
-    assert_close(jax.grad(total)(x), np.ones(x.shape))
+    assert_close(jit(jax.grad(total))(x), np.ones(x.shape))
 
 
 @pytest.mark.parametrize("blocks", [(1, 1), (2, 5), (7, 11), (64, 1)])
@@ -632,16 +635,22 @@ def test_block_sizes_change_nothing(blocks, x64):
 @pytest.mark.parametrize("length", [1, 37])
 def test_ones_stay_ones_at_every_length(length):
     x = jnp.ones((length, 1, 3))
-    out, pull = jax.vjp(lambda v: jattn.attention(x, x, v, block_sizes=(16, 32)), x)
-    assert_close(out, np.ones(x.shape))
-    assert_close(pull(jnp.ones_like(x))[0], np.ones(x.shape))
+
+    def both(v):
+        attend = functools.partial(jattn.attention, x, x, block_sizes=(16, 32))
+        out, pull = jax.vjp(attend, v)
+        return out, *pull(jnp.ones_like(x))
+
+    for ones in jit(both)(x):
+        assert_close(ones, np.ones(x.shape))
 
 
 def test_query_head_n_reads_key_head_n_over_G():
     q = jnp.zeros((1, 6, 5))
     v = jnp.broadcast_to(jnp.arange(3.0)[None, :, None], (4, 3, 1))
-    for algorithm in ALGORITHMS:
-        out = jattn.attention(q, v.repeat(5, -1), v, implementation=algorithm)
+    for algorithm in NAMES:
+        attend = functools.partial(jattn.attention, implementation=algorithm)
+        out = jit(attend)(q, v.repeat(5, -1), v)
         np.testing.assert_array_equal(out[0, :, 0], [0, 0, 1, 1, 2, 2])
 
 
@@ -649,9 +658,11 @@ def test_query_head_n_reads_key_head_n_over_G():
 def test_states_of_split_keys_merge_to_the_whole(algorithm):
     x = {n: jnp.asarray(x, jnp.bfloat16) for n, x in Case("").inputs().items()}
 
+    options = dict(implementation=algorithm, return_lse=True)
+    attend = jit(functools.partial(jattn.attention, **options))
+
     def part(keys):
-        k, v = x["k"][:, keys], x["v"][:, keys]
-        return jattn.attention(x["q"], k, v, implementation=algorithm, return_lse=True)
+        return attend(x["q"], x["k"][:, keys], x["v"][:, keys])
 
     parts = [part(slice(0, 4)), part(slice(4, 4)), part(slice(4, 11))]
     lses = np.stack([lse for _, lse in parts])

@@ -7,6 +7,8 @@ from experiments.coord import coordinate_check
 from experiments.data import load_corpus
 from experiments.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):

@@ -22,6 +22,7 @@ from experiments.progress import Silent
 from experiments.settings import HeadCount, HeadSize
 from experiments.timing import Clock, Ready, difference, slope, time_pair
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
 PEERS = ("jax.nn", "jax.nn:cudnn", "torch")
 TINY = Cost(
     peers=PEERS,

@@ -11,6 +11,7 @@ import pytest
 import jattn
 from jattn import drawing, masks
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
 NEAR = masks.causal() & masks.sliding_window(left=1)
 
 

@@ -19,6 +19,7 @@ MODULES = ["jattn"] + [
 ]
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 README = ROOT / "README.md"
+pytestmark = pytest.mark.usefixtures("quick_compiler")
 
 
 def examples():

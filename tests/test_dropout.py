@@ -63,11 +63,17 @@ def weights_of(out):
     return np.moveaxis(np.asarray(out), -3, -2)
 
 
+@functools.cache
+def compiled_weights(rate):
+    """`attention_weights` of query, key and a key of dropout."""
+    fn = jattn.attention_weights
+    return jit(lambda q, k, rng: fn(q, k, dropout_rate=rate, dropout_rng=rng))
+
+
 def kept_of(rng=RNG, rate=RATE, dims=DIMS):
     """Which weights are kept of (B, N, T, S), if all are equal."""
-    q, k = jnp.zeros(dims["BTNH"]), jnp.zeros(dims["BSKH"])
-    weights = jattn.attention_weights(q, k, dropout_rate=rate, dropout_rng=rng)
-    return np.asarray(weights) > 0
+    q, k = (np.zeros(dims[x], np.float32) for x in ("BTNH", "BSKH"))
+    return np.asarray(compiled_weights(rate)(q, k, rng)) > 0
 
 
 @pytest.mark.parametrize("path", PATHS, ids=str)
@@ -84,7 +90,7 @@ def test_those_that_are_kept_are_divided_by_the_share_that_is_kept(x64):
     weights = dense_attention(*arrays).weights
     for rate in (0.1, 0.4, 0.9):
         kept = kept_of(rate=rate)
-        got = jattn.attention_weights(*arrays[:2], dropout_rate=rate, dropout_rng=RNG)
+        got = compiled_weights(rate)(*arrays[:2], RNG)
         assert_close(got, kept * weights / (1 - rate), jnp.float64)
         assert kept.any() and not kept.all()
 

@@ -241,6 +241,7 @@ def packed():
         ("reference", packed(), set()),
         ("blockwise", masks.sliding_window(3), set()),
         ("blockwise", packed(), {"all-reduce"}),
+        ("decode", masks.sliding_window(3), set()),
     ],
 )
 def test_batch_and_heads_on_a_mesh_need_no_collective(algorithm, mask, allowed):
@@ -266,7 +267,7 @@ def test_batch_and_heads_on_a_mesh_need_no_collective(algorithm, mask, allowed):
         out, pull = jax.vjp(attend, vectors, rule)
         return out, *pull(cotangent)
 
-    want = jax.jit(step)(vectors, mask, rule, cotangent)
+    want = jit(step)(vectors, mask, rule, cotangent)
     by_batch_and_heads = PartitionSpec("data", None, "model", None)
     specs = (
         [by_batch_and_heads] * 3,
@@ -277,7 +278,7 @@ def test_batch_and_heads_on_a_mesh_need_no_collective(algorithm, mask, allowed):
     place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     arguments = jax.device_put((vectors, mask, rule, cotangent), place)
     # The gradient of the slopes alone is a sum over the batch.
-    alone = jax.jit(lambda *x: step(*x)[:2]).lower(*arguments).compile()
+    alone = jit(lambda *x: step(*x)[:2]).lower(*arguments).compile()
     assert set(re.findall(COLLECTIVES, alone.as_text())) <= allowed
     out, gradients = alone(*arguments)
     assert out.sharding.is_equivalent_to(NamedSharding(mesh, by_batch_and_heads), 4)

@@ -60,7 +60,8 @@ def visited(plan):
     ids=str,
 )
 def test_a_plan_has_every_live_tile_once_and_no_empty_one(mask):
-    plan = jax.tree.map(np.asarray, make_plan(pairs_of(mask), GRID))
+    plan = jit(lambda mask: make_plan(pairs_of(mask), GRID))(mask)
+    plan = jax.tree.map(np.asarray, plan)
     table = visited(plan)
     everything = masks.everything() if mask is None else pairs_of(mask).mask
     position = np.arange(T)[:, None], np.arange(S)[None, :]
@@ -149,7 +150,7 @@ def test_memory_is_linear_in_length_in_every_derivative(mode):
 
     def temporary(n):
         x = jax.ShapeDtypeStruct((n, 1, 16), jnp.float32)
-        compiled = jax.jit(derivative).lower(x).compile()
+        compiled = jit(derivative).lower(x).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     small, large = temporary(2048), temporary(16384)
@@ -172,6 +173,8 @@ def test_narrow_inputs_have_gradients_as_exact_as_their_rounding():
         out, pull = jax.vjp(attend, *arrays)
         return pull(jnp.asarray(cotangent, out.dtype))
 
+    gradients = jit(gradients, static_argnums=1)
+
     want = gradients([x.astype(jnp.float32) for x in arrays], "reference")
     for got, exactly in zip(gradients(arrays, "blockwise"), want, strict=True):
         error = np.abs(np.asarray(got, np.float32) - exactly).max()
@@ -193,7 +196,8 @@ def test_blockwise_runs_inside_shard_map():
         lambda f, x: f(x, ids),
         jax.grad(lambda f, x: (f(x, ids) ** 2).sum(), 1),
     ):
-        assert_close(jit(functools.partial(fn, sharded))(x), fn(attend, x))
+        got, want = (jit(functools.partial(fn, f))(x) for f in (sharded, attend))
+        assert_close(got, want)
 
 
 @pytest.mark.parametrize("options", [dict(block_sizes=(4, 4)), {}])
@@ -214,7 +218,7 @@ def test_what_all_devices_share_in_shard_map_has_a_summed_gradient(options):
     specs = (spec, same, same, same)
     sharded = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec)
     got = jit(gradient(sharded))(*shared)
-    for g, want in zip(got, gradient(attend)(*shared), strict=True):
+    for g, want in zip(got, jit(gradient(attend))(*shared), strict=True):
         assert_close(g, want)
 
 
@@ -231,7 +235,7 @@ def test_gradients_of_arrays_on_a_mesh_with_explicit_axes():
     with jax.set_mesh(mesh):
         there = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
         got = jit(jax.grad(loss))(there)
-    assert_close(got, jax.grad(loss)(x))
+    assert_close(got, jit(jax.grad(loss))(x))
 
 
 def fading(s, q_pos, k_pos, slope):
@@ -252,7 +256,7 @@ def test_queries_are_sharded_beside_keys_that_all_devices_share():
     specs = (spec, same, same)
     sharded = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec)
     got = jit(gradient(sharded))(q, k, v)
-    for g, want in zip(got, gradient(attend)(q, k, v), strict=True):
+    for g, want in zip(got, jit(gradient(attend))(q, k, v), strict=True):
         assert_close(g, want)
 
 

@@ -8,6 +8,8 @@ from test_report import SECTIONS
 
 from experiments.__main__ import main
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
