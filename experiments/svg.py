@@ -7,9 +7,12 @@ from html import escape
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from numpy.typing import ArrayLike
 
 PALETTE = ("#3d84c6", "#d1495b", "#7a9a3a", "#a671bd", "#c98a2b", "#4aa3a2", "#888888")
 _INK = "#010203"  # stands for the page's text colour, see `_svg`
@@ -72,7 +75,12 @@ def panels(
             grid.flat[-1].set_axis_off()
             grid.flat[-1].legend(*entries, loc="upper left")
         elif legend:
-            figure.legend(*entries, ncols=4, loc="outside upper left")
+            # Columns are as wide as the longest label; what has no room is cut off.
+            column = 0.6 + 0.08 * max(map(len, legend))
+            ncols = min(4, max(1, int(size[0] / column)))
+            lines = -(-len(legend) // ncols)
+            figure.set_size_inches(size[0], size[1] + 0.22 * (lines - 1))
+            figure.legend(*entries, ncols=ncols, loc="outside upper left")
         return _svg(figure, title)
 
 
@@ -138,6 +146,27 @@ def bars(
             axes.axvline(reference, **DOTTED)
 
     return panels(title, {"": ""}, draw)
+
+
+def heat(
+    title: str, found: Mapping[str, ArrayLike], *, x_label: str, y_label: str
+) -> str:
+    """A panel for each matrix, whose cells are the darker the nearer they are to 1."""
+    shades = LinearSegmentedColormap.from_list("", [f"{PALETTE[0]}00", PALETTE[0]])
+
+    def draw(axes: Axes, heading: str) -> None:
+        cells = np.asarray(found[heading])
+        edges = (np.arange(1, size + 2) - 0.5 for size in cells.shape[::-1])
+        axes.pcolormesh(*edges, cells, cmap=shades, vmin=0, vmax=1)
+        axes.grid(False)
+        axes.invert_yaxis()
+        axes.set_aspect("equal")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+
+    return panels(title, {heading: heading for heading in found}, draw)
 
 
 def log_axes(

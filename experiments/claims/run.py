@@ -87,7 +87,7 @@ def sections_of(directory: Path) -> list[Section]:
 def as_finding(answer: Answer) -> Finding:
     """An answer as a part of a page."""
     return Finding(
-        f"{answer.claim} {answer.outcome.capitalize()}.",
+        f"{answer.claim.removesuffix('.')}: {answer.outcome}",
         f"{answer.sentence} {answer.number}",
         f"Said by: {answer.source}. Rule: {answer.rule}.",
     )

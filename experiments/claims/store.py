@@ -7,11 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Config, run_id
+from experiments.config import Config, run_id, to_dict
 from experiments.data import load_corpus
-from experiments.files import read_json, write_json
+from experiments.files import damaged, read_json, write_json
 from experiments.progress import Prefixed, Progress
 from experiments.sweep import experiment_directory, run
+
+
+def numbers_of(settings: Any) -> dict[str, Any]:
+    """The settings of an experiment without those that change no number."""
+    table = to_dict(settings)
+    del table["name"], table["out"]
+    return table
 
 
 class Store:
@@ -44,12 +51,14 @@ class Store:
         text = json.dumps([name, given], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
         path = self.directory / "pieces" / f"{name.replace(' ', '_')}-{key}.json"
-        if path.exists():
-            return read_json(path)["value"]
-        path.parent.mkdir(parents=True, exist_ok=True)  # fails before the computation
-        write_json(path, {"name": name, "given": given, "value": compute()})
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)  # fails before the work
+            write_json(path, {"name": name, "given": given, "value": compute()})
         # As JSON gives it back, so that a value is the same whether it was kept or not.
-        return read_json(path)["value"]
+        kept = read_json(path)
+        if "value" not in kept:
+            raise damaged(path, "it has no 'value'")
+        return kept["value"]
 
     def train(self, config: Config) -> tuple[dict[str, Any], Path]:
         """A language model: its summary and its directory.
