@@ -9,28 +9,21 @@ import hashlib
 import io
 import itertools
 import json
-import math
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields, is_dataclass
-from difflib import get_close_matches
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Literal, TypeVar
 
+from experiments.parse import ConfigError as ConfigError
+from experiments.parse import parse, paths, refuse_unknown_keys, unknown_key
 from experiments.settings import Config as Config
 from experiments.settings import Coord as Coord
 from experiments.settings import Cost as Cost
 from experiments.settings import Data as Data
+from experiments.settings import Decode as Decode
 from experiments.settings import Evaluation as Evaluation
 from experiments.settings import Logging as Logging
 from experiments.settings import Model as Model
@@ -42,21 +35,20 @@ from experiments.settings import Theory as Theory
 Settings = TypeVar("Settings")
 # What the key `kind` of a file may be, besides the name of an experiment about a claim;
 # a file without it is about training.
-KINDS: dict[str, type[Any]] = {"training": Config, "cost": Cost}
-TYPES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+KINDS: dict[str, type[Any]] = {"training": Config, "cost": Cost, "decode": Decode}
 # Settings that do not change what a training run computes.
-NOT_PART_OF_A_RUN = ("name", "out", "theory", "coord")
-
-
-class ConfigError(ValueError):
-    """What the user asked for cannot be done; the message is one sentence."""
+NOT_PART_OF_A_RUN = (
+    *("name", "out", "theory", "coord"),
+    *("logging.watch", "logging.alarm_entropy", "logging.alarm_logit"),
+    *("logging.tracker", "logging.profile"),
+)
 
 
 def settings_of(kind: str) -> type[Any]:
     """The dataclass that a config of a kind is read into."""
     from experiments.claims import NAMES
 
-    _parse(Literal[(*KINDS, "all", *NAMES)], kind, "kind")
+    parse(Literal[(*KINDS, "all", *NAMES)], kind, "kind")
     if kind in KINDS:
         return KINDS[kind]
     if kind == "all":
@@ -110,7 +102,7 @@ def override(
             raise
         raise ConfigError(_first_paragraph(messages.getvalue())) from None
     if unknown and unknown[0].startswith("--"):
-        raise _unknown_key(unknown[0][2:].split("=")[0].replace("-", "_"), cls)
+        raise unknown_key(unknown[0][2:].split("=")[0].replace("-", "_"), cls)
     if unknown:
         raise ConfigError(f"{unknown[0]!r} is not an option")
     return from_dict(to_dict(changed), cls)
@@ -126,9 +118,9 @@ def grid(config: Config, sweep: dict[str, list[Any]]) -> list[Config]:
             raise ConfigError(
                 f"sweep: write the path in quotes, as in {quoted} = [...]"
             )
-        if path not in _paths(Config):
-            raise ConfigError(f"sweep: {_unknown_key(path, Config)}")
-        if path.split(".")[0] in NOT_PART_OF_A_RUN:
+        if path not in paths(Config):
+            raise ConfigError(f"sweep: {unknown_key(path, Config)}")
+        if {path, path.split(".")[0]} & set(NOT_PART_OF_A_RUN):
             raise ConfigError(f"sweep: '{path}' does not change a training run")
         if not isinstance(values, list) or not values:
             raise ConfigError(f"sweep: '{path}' must be a list of at least one value")
@@ -147,8 +139,9 @@ def grid(config: Config, sweep: dict[str, list[Any]]) -> list[Config]:
 def run_id(config: Config) -> str:
     """Name of a run: a hash of the settings that change what it computes."""
     table = to_dict(config)
-    for key in NOT_PART_OF_A_RUN:
-        del table[key]
+    for path in NOT_PART_OF_A_RUN:
+        *tables, leaf = path.split(".")
+        del reduce(getitem, tables, table)[leaf]
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -163,89 +156,28 @@ def from_dict(table: dict[str, Any], cls: Any = Config) -> Any:
     Raises:
         ConfigError: see `load`.
     """
-    _refuse_unknown_keys(cls, table, cls)
-    return _parse(cls, table, "")
+    refuse_unknown_keys(cls, table, cls)
+    config = parse(cls, table, "")
+    if cls is Config:
+        _check_together(config)
+    return config
 
 
-def _parse(hint: Any, value: Any, path: str) -> Any:
-    """The value as the type `hint` wants it, or an error that names its path."""
-    where = f"{path} = {value!r}"
-    if is_dataclass(hint):
-        return _parse_table(hint, value, path)
-    if get_origin(hint) is Annotated:
-        base, *rules = get_args(hint)
-        value = _parse(base, value, path)
-        for rule in rules:
-            if not rule.holds(value):
-                raise ConfigError(f"{where} {rule.text}")
-        return value
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list) or not value:
-            raise ConfigError(f"{where} must be a list of at least one value")
-        item = get_args(hint)[0]
-        return tuple(_parse(item, v, f"{path}[{i}]") for i, v in enumerate(value))
-    if get_origin(hint) is Literal:
-        if value not in (choices := get_args(hint)):
-            near = get_close_matches(str(value), choices, 1)
-            nearest = f"; did you mean {near[0]!r}?" if near else ""
-            listed = ", ".join(map(repr, choices))
-            raise ConfigError(f"{where} must be one of {listed}{nearest}")
-        return value
-    if hint is float and type(value) is int:
-        value = float(value)
-    if type(value) is not hint:  # isinstance would take a bool for an int
-        raise ConfigError(f"{where} must be {TYPES[hint]}")
-    if hint is float and not math.isfinite(value):
-        raise ConfigError(f"{where} must be finite")
-    return value
-
-
-def _parse_table(cls: Any, table: Any, path: str) -> Any:
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path} = {table!r} must be a table")
-    prefix = f"{path}." if path else ""
-    hints = get_type_hints(cls, include_extras=True)
-    return cls(**{k: _parse(hints[k], v, prefix + k) for k, v in table.items()})
-
-
-def _refuse_unknown_keys(cls: Any, table: Any, root: Any, prefix: str = "") -> None:
-    """Raise if a table, or one inside it, has a key that `cls` has no field for."""
-    hints = get_type_hints(cls)
-    for key, value in table.items() if isinstance(table, dict) else ():
-        if key not in hints:
-            raise _unknown_key(prefix + key, root)
-        if is_dataclass(hints[key]):
-            _refuse_unknown_keys(hints[key], value, root, f"{prefix}{key}.")
-
-
-def _paths(cls: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted paths of all settings."""
-    for field in fields(cls):
-        if is_dataclass(field.type):
-            yield from _paths(field.type, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name
-
-
-def _unknown_key(path: str, cls: Any) -> ConfigError:
-    """Say which key was meant: here, or the same or a similar name elsewhere."""
-    *_, key = path.split(".")
-    table = path.removesuffix(key)
-    known = list(_paths(cls))
-    below = [p.removeprefix(table) for p in known if p.startswith(table)]
-    here = list(dict.fromkeys(p.split(".")[0] for p in below))
-    elsewhere = {p.split(".")[-1]: p for p in reversed(known)}
-    if key in elsewhere:
-        hint = f"'{key}' belongs at '{elsewhere[key]}'"
-    elif near := get_close_matches(key, here, 1):
-        hint = f"did you mean '{table}{near[0]}'?"
-    elif near := get_close_matches(key, elsewhere, 1):
-        hint = f"did you mean '{elsewhere[near[0]]}'?"
-    elif here:
-        hint = f"the keys here are {', '.join(here)}"
-    else:
-        hint = f"there is no table '{table[:-1]}'"
-    return ConfigError(f"unknown key '{path}'; {hint}")
+def _check_together(config: Config) -> None:
+    """Refuse settings that are possible, but not beside each other."""
+    batch, parts = config.data.batch, config.optim.accumulate
+    if batch % parts:
+        raise ConfigError(
+            f"optim.accumulate = {parts} must divide data.batch = {batch}, the windows "
+            "of an update"
+        )
+    if config.model.positions == "sinusoidal" and config.model.d_model % 2:
+        raise ConfigError(
+            f"model.d_model = {config.model.d_model} must be even: sinusoidal "
+            "positions are pairs of a sine and a cosine"
+        )
+    if config.model.log_n and config.data.context < 2:
+        raise ConfigError("model.log_n needs a data.context of 2 or more")
 
 
 def _first_paragraph(box: str) -> str:

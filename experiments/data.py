@@ -1,9 +1,10 @@
-"""Text as bytes: where it comes from, its batches, and what counting alone achieves.
+"""Text: where it comes from, its batches, and what counting alone achieves.
 
 The validation split is the last fraction of the text. Batches hold no state: each is a
 function of (seed, step), so a resumed run sees what an uninterrupted one sees.
 """
 
+import functools
 import glob
 import hashlib
 import importlib.metadata
@@ -11,27 +12,32 @@ import math
 import re
 import sysconfig
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from experiments.config import Config, ConfigError
+from experiments.config import Config, ConfigError, Data
+from experiments.tokens import Text, Tokenizer, make
 
 PRIOR_BYTES = 4.0  # strength of the back-off distribution in `ngram_losses`
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text: its name, its bytes, and their SHA-256."""
+    """A text: its name, its bytes, and their SHA-256, which tells it from others."""
 
     name: str
-    data: np.ndarray
+    data: np.ndarray = field(compare=False)
     sha256: str
 
     def split(self, validation_fraction: float) -> tuple[np.ndarray, np.ndarray]:
         """The bytes to train on, and the last fraction of the text to validate on."""
         cut = len(self.data) - round(len(self.data) * validation_fraction)
+        # Not inside a character: in UTF-8 all but its first byte are 10xxxxxx.
+        inside = np.concatenate([self.data[cut : cut + 4], [0]]) & 0xC0 == 0x80
+        cut += int(inside.argmin())
         return self.data[:cut], self.data[cut:]
 
 
@@ -58,17 +64,43 @@ def load_corpus(source: str) -> Corpus:
     return Corpus(source, data, hashlib.sha256(text).hexdigest())
 
 
+class Split(NamedTuple):
+    """A corpus in tokens: those to train on, and those to validate on."""
+
+    tokenizer: Tokenizer
+    train: Text
+    validation: Text
+
+
+@functools.lru_cache(maxsize=2)  # one experiment asks again and again
+def tokenised(corpus: Corpus, tokenizer: str, validation_fraction: float) -> Split:
+    """A corpus as the tokenizer cuts it, which learns from the part to train on.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or it cannot read the text.
+    """
+    parts = [part.tobytes() for part in corpus.split(validation_fraction)]
+    made = make(tokenizer, parts[0])
+    return Split(made, *map(made.encode, parts))
+
+
+def split_of(corpus: Corpus, data: Data) -> Split:
+    """The corpus as a config cuts it."""
+    return tokenised(corpus, data.tokenizer, data.validation_fraction)
+
+
 def check_length(corpus: Corpus, config: Config) -> None:
     """Refuse a text that is too short for the windows of a config.
 
     Raises:
-        ConfigError: a split is shorter than what is taken from it.
+        ConfigError: a part is shorter than what is taken from it, or cannot be cut into
+            tokens.
     """
     data = config.data
-    train, validation = corpus.split(data.validation_fraction)
-    batch(train, seed=0, step=0, batch=1, context=data.context)
+    _, train, validation = split_of(corpus, data)
+    batch(train.tokens, seed=0, step=0, batch=1, context=data.context)
     evaluation_batches(
-        validation,
+        validation.tokens,
         tokens_wanted=config.evaluation.tokens,
         batch=data.batch,
         context=data.context,
@@ -166,7 +198,7 @@ def _join(paths: Iterable[Path]) -> bytes:
 def _require(tokens: np.ndarray, length: int, purpose: str) -> None:
     if len(tokens) < length:
         raise ConfigError(
-            f"the text is too short: {purpose} needs {length} bytes, "
+            f"the text is too short: {purpose} needs {length} tokens, "
             f"but this split has {len(tokens)}"
         )
 

@@ -35,6 +35,7 @@ HOLDS: dict[str, dict[str, Any]] = {
         "config.probe.saturated_above": NUMBER,
         "metrics.step": int,
         "metrics.validation_loss": NUMBER | None,
+        "metrics.bytes_per_token": NUMBER,
         "corpus.bytes": int,
         "corpus.sha256": str,
         "baselines": dict,

@@ -64,7 +64,10 @@ class Section:
 def html_page(title: str, answer: str, sections: Sequence[Section]) -> str:
     """A page that needs nothing beside it."""
     links = " ".join(f'<a href="#{s.id}">{escape(s.title)}</a>' for s in sections)
+    nav = f"<nav>{links}</nav>"
     body = "\n".join(map(_html_section, sections))
+    if len(sections) == 1:  # whose title is that of the page
+        nav, body = "", "\n".join(map(_html, sections[0].parts))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -77,7 +80,7 @@ def html_page(title: str, answer: str, sections: Sequence[Section]) -> str:
 <main>
 <h1>{escape(title)}</h1>
 <p class="answer">{escape(answer)}</p>
-<nav>{links}</nav>
+{nav}
 {body}
 </main>
 </body>

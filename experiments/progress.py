@@ -25,6 +25,9 @@ class Progress(Protocol):
     def update(self, step: int, **numbers: float) -> None:
         """`step` steps are done; `numbers` (loss, tokens_per_second) are their news."""
 
+    def note(self, message: str) -> None:
+        """Something to keep, while the task goes on."""
+
     def finish(self, message: str) -> None:
         """The task is over, or was over already; `message` is all there is to keep."""
 
@@ -36,6 +39,9 @@ class Silent:
         """Show nothing."""
 
     def update(self, step: int, **numbers: float) -> None:
+        """Show nothing."""
+
+    def note(self, message: str) -> None:
         """Show nothing."""
 
     def finish(self, message: str) -> None:
@@ -59,6 +65,10 @@ class PlainLines:
         if step >= self._next:
             self._next = step + self._total / PLAIN_LINES
             _print(self._console, f"  {step}/{self._total}  {_words(numbers)}")
+
+    def note(self, message: str) -> None:
+        """Print the message."""
+        _print(self._console, f"  {message}")
 
     def finish(self, message: str) -> None:
         """Print the message."""
@@ -90,6 +100,10 @@ class LiveBar:
         """Move the bar."""
         self._bar.update(self._task, completed=step, words=_words(numbers))
 
+    def note(self, message: str) -> None:
+        """Print the message above the bar."""
+        _print(self._console, f"  {message}")
+
     def finish(self, message: str) -> None:
         """Replace the bar by the message."""
         self.close()
@@ -114,6 +128,10 @@ class Prefixed:
     def update(self, step: int, **numbers: float) -> None:
         """Pass on."""
         self._progress.update(step, **numbers)
+
+    def note(self, message: str) -> None:
+        """Pass on, with the prefix."""
+        self._progress.note(f"{self._prefix}  {message}")
 
     def finish(self, message: str) -> None:
         """Pass on, with the prefix."""
@@ -140,7 +158,7 @@ def _print(console: Console, line: str) -> None:
 def _words(numbers: dict[str, float]) -> str:
     """The numbers as in "loss 2.346  tokens/s 51,200"."""
     return "  ".join(
-        f"{name.replace('_per_second', '/s')} "
+        f"{name.replace('_per_second', '/s').replace('_', ' ')} "
         + (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}")
         for name, value in numbers.items()
     )

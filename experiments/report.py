@@ -44,20 +44,26 @@ ONE_ARM = "Only one arm has runs: there is no gap to measure."
 AGREEMENT = 4  # standard errors
 
 
-def write_report(directory: Path) -> Path:
-    """Write report.html, a page that needs nothing else, from a sweep's JSON files."""
-    results = read_results(Path(directory))
-    name = str(results.sweep.get("name") or Path(directory).resolve().name)
-    path = Path(directory) / "report.html"
+def write_report(directory: Path, *runs: Path) -> Path:
+    """Write report.html, a page that needs nothing else, from JSON files.
+
+    Args:
+        directory: where to write it.
+        *runs: where to read: runs, or directories of runs; default the directory.
+    """
+    results = read_results(*(runs or [directory]))
+    names = (path.resolve().name for path in runs or [directory])
+    name = str(results.sweep.get("name") or ", ".join(names))
+    path = directory / "report.html"
     title = f"{name}: does attention need 1/sqrt(d_k)?"
     answer = _answer(evidence.verdicts(results))
     path.write_text(html_page(title, answer, sections(results)), encoding="utf-8")
     return path
 
 
-def print_tables(directory: Path, console: Console) -> None:
+def print_tables(console: Console, *runs: Path) -> None:
     """Print the tables of the report, and the text of a section that has none."""
-    for section in sections(read_results(Path(directory))):
+    for section in sections(read_results(*runs)):
         print_section(section, console)
 
 

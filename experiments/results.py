@@ -1,11 +1,13 @@
 """What an experiment has left in its directory, read and grouped."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from experiments.config import NOT_PART_OF_A_RUN
 from experiments.files import read_json, read_lines
 
 SCALES = ("none", "sqrt", "inv", "init")
@@ -24,7 +26,8 @@ MEASURES = {
     "wk_gradient_norm": "W_K gradient",
 }
 # What tells runs apart besides these becomes a run's label.
-_NOT_IN_LABEL = ("name", "out", "seed", "model.scale", "model.d_k", "optim.lr")
+_NOT_IN_LABEL = ("seed", "model.scale", "model.d_k", "optim.lr", *NOT_PART_OF_A_RUN)
+_TOKENS_READ = ("optim.steps", "data.batch", "data.context")
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,20 @@ class Results:
     first: dict[str, Any]  # summary of the first run, or what is known without one
 
 
-def read_results(directory: Path) -> Results:
-    """Read the directory of a sweep, or that of a single run."""
-    directory = directory.resolve()  # "." has no name
-    sweep = _read_if_there(directory / "sweep.json")
-    claims = [*directory.glob("config.json"), *directory.glob("*/config.json")]
+def read_results(*directories: Path) -> Results:
+    """Read the directory of a sweep, that of a single run, or the runs of several.
+
+    Theory and coordinate check are parts of a sweep: of several, none is read.
+    """
+    places = [directory.resolve() for directory in directories]  # "." has no name
+    of_sweep = places[0] if len(places) == 1 else None
+    sweep = _read_if_there(of_sweep, "sweep.json")
+    claims = [
+        claim
+        for place in places
+        for pattern in ("config.json", "*/config.json")
+        for claim in place.glob(pattern)
+    ]
     there = {path.parent.name: path.parent for path in claims}
     ids = sweep.get("runs", sorted(there))
     files = {id: there[id] / "summary.json" for id in ids if id in there}
@@ -80,8 +92,8 @@ def read_results(directory: Path) -> Results:
     first = next(iter(files), None)
     return Results(
         sweep=sweep,
-        theory=_read_if_there(directory / "theory.json"),
-        coord=_read_if_there(directory / "coord.json"),
+        theory=_read_if_there(of_sweep, "theory.json"),
+        coord=_read_if_there(of_sweep, "coord.json"),
         runs=sorted(runs, key=_order),
         unfinished=[id for id in ids if id not in summaries],
         first=next(iter(summaries.values()), _claimed(there[first]) if first else {}),
@@ -132,7 +144,9 @@ def initial_mean(
 
 def _run(directory: Path, summary: dict, settings: dict, varying: list[str]) -> Run:
     probe, metrics = summary["probe"], summary["metrics"]
-    size = summary["corpus"]["bytes"]
+    size, loss = summary["corpus"]["bytes"], metrics["validation_loss"]
+    bytes_per_token = metrics["bytes_per_token"]
+    tokens_read = math.prod(settings[path] for path in _TOKENS_READ)
     return Run(
         id=summary["id"],
         label=", ".join(f"{p.split('.')[-1]} {settings[p]}" for p in varying),
@@ -141,16 +155,14 @@ def _run(directory: Path, summary: dict, settings: dict, varying: list[str]) -> 
         lr=settings["optim.lr"],
         seed=settings["seed"],
         step=metrics["step"],
-        loss=metrics["validation_loss"] if summary["status"] == "finished" else None,
+        loss=loss / bytes_per_token if summary["status"] == "finished" else None,
         reason=summary.get("reason", ""),
         initial=probe["initial"]["mean"],
         final=probe["final"]["mean"] if probe["final"] else {},
-        curve=_read_curve(directory / "metrics.jsonl"),
+        curve=_read_curve(directory / "metrics.jsonl", bytes_per_token),
         baselines=summary["baselines"],
         bytes_fitted=size - round(size * settings["data.validation_fraction"]),
-        bytes_read=settings["optim.steps"]
-        * settings["data.batch"]
-        * settings["data.context"],
+        bytes_read=round(tokens_read * bytes_per_token),
     )
 
 
@@ -170,15 +182,16 @@ def _varying(settings: list[dict[str, Any]]) -> list[str]:
         path
         for path in dict.fromkeys(path for flat in settings for path in flat)
         if path not in _NOT_IN_LABEL
-        and not path.startswith(("theory.", "coord."))
+        and path.split(".")[0] not in NOT_PART_OF_A_RUN
         and len({str(flat.get(path)) for flat in settings}) > 1
     ]
 
 
-def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+def _read_if_there(directory: Path | None, name: str) -> dict[str, Any]:
+    path = None if directory is None else directory / name
+    return read_json(path) if path is not None and path.exists() else {}
 
 
-def _read_curve(path: Path) -> list[tuple[int, float]]:
+def _read_curve(path: Path, bytes_per_token: float) -> list[tuple[int, float]]:
     lines = read_lines(path) if path.exists() else []
-    return [(line["step"], line["loss"]) for line in lines]
+    return [(line["step"], line["loss"] / bytes_per_token) for line in lines]

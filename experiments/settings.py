@@ -24,7 +24,10 @@ Even = Annotated[
 ]
 Seed = Annotated[int, Rule(lambda n: 0 <= n < 2**31, "must be from 0 to 2**31 - 1")]
 Positive = Annotated[float, Rule(lambda x: x > 0, "must be positive")]
-Decay = Annotated[float, Rule(lambda x: x >= 0, "must not be negative")]
+ZeroOrMore = Annotated[float, Rule(lambda x: x >= 0, "must not be negative")]
+Cap = Annotated[
+    float, Rule(lambda x: x == 0 or 1e-9 <= x <= 1e30, "must be 0 or from 1e-9 to 1e30")
+]
 Share = Annotated[float, Rule(lambda x: 0 < x < 1, "must be between 0 and 1")]
 ShareOrZero = Annotated[float, Rule(lambda x: 0 <= x < 1, "must be in [0, 1)")]
 Name = Annotated[
@@ -35,22 +38,36 @@ Name = Annotated[
     ),
 ]
 Text = Annotated[str, Rule(lambda s: s != "", "must not be empty")]
+TokenizerName = Annotated[
+    str,
+    Rule(
+        lambda s: bool(re.fullmatch(r"bytes|bpe:\d+|.+\.json", s)),
+        "must be bytes, bpe:SIZE or the path of a tokenizer.json",
+    ),
+    Rule(
+        lambda s: not re.fullmatch(r"bpe:\d+", s) or int(s[4:]) > 256,
+        "must have a size above 256: the bytes are tokens of it",
+    ),
+]
 Scale = Literal["sqrt", "none", "inv", "init"]
 
 
 @dataclass(frozen=True)
 class Data:
-    """The text, cut into bytes."""
+    """The text, cut into tokens: its bytes, unless another tokenizer is named."""
 
     source: Text = "shakespeare"  # shakespeare, stdlib, or the path or glob of a text
-    context: Count = 64  # bytes in a window
+    tokenizer: TokenizerName = (
+        "bytes"  # bytes, a Hugging Face tokenizer.json, or bpe:SIZE, learned here
+    )
+    context: Count = 64  # tokens in a window
     batch: Count = 16  # windows in a batch
     validation_fraction: Share = 0.1  # share of the text, at its end, never trained on
 
 
 @dataclass(frozen=True)
 class Model:
-    """A causal transformer over bytes; d_k and d_v do not depend on d_model."""
+    """A causal transformer; d_k and d_v do not depend on d_model."""
 
     layers: Count = 2  # transformer blocks
     d_model: Count = 64  # width of the residual stream
@@ -63,26 +80,38 @@ class Model:
     )
     init: Literal["lecun", "gpt2"] = "lecun"  # std of weights: 1/sqrt(fan in), or 0.02
     qk_norm: bool = False  # normalise queries and keys
+    positions: Literal["rotary", "learned", "sinusoidal", "none"] = (
+        "rotary"  # what tells tokens apart by their place
+    )
+    soft_cap: Cap = 0.0  # logits s become cap tanh(s / cap); 0: they stay as they are
+    log_n: bool = False  # logits times ln(keys seen) / ln(context)
+    dtype: Literal["float32", "bfloat16"] = (
+        "float32"  # of the computation; parameters and moments are float32
+    )
 
 
 @dataclass(frozen=True)
 class Optim:
-    """Adam with linear warm-up and cosine decay."""
+    """AdamW or SGD with linear warm-up and cosine decay."""
 
+    name: Literal["adamw", "sgd"] = "adamw"  # the rule of the updates
     lr: Positive = 3e-3  # peak learning rate
     steps: Count = 360  # updates
     warmup_fraction: ShareOrZero = 0.05  # share of the steps that warm up; 0: none
-    b1: ShareOrZero = 0.9  # decay of the mean of gradients
+    b1: ShareOrZero = 0.9  # decay of the mean of gradients; of SGD's sum, its momentum
     b2: ShareOrZero = 0.99  # decay of the mean of squared gradients
-    weight_decay: Decay = 0.0  # decoupled decay per step, in units of the learning rate
+    weight_decay: ZeroOrMore = (
+        0.0  # decoupled decay per step, in units of the learning rate
+    )
     clip_norm: Positive = 1.0  # largest global gradient norm
+    accumulate: Count = 1  # parts of a batch that are computed one after another
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Measurement of the validation loss."""
 
-    tokens: Count = 16384  # bytes of the fixed evaluation set, at least
+    tokens: Count = 16384  # size of the fixed evaluation set, at least
 
 
 @dataclass(frozen=True)
@@ -91,6 +120,15 @@ class Logging:
 
     every: Count = 20  # steps between lines of metrics.jsonl
     checkpoint_every: Count = 100  # steps between checkpoints
+    watch: NotNegative = 0  # steps between looks at attention (watch.jsonl); 0: none
+    alarm_entropy: ShareOrZero = (
+        0.05  # a watched head whose entropy / ln n is below is named; 0: never
+    )
+    alarm_logit: ZeroOrMore = 50.0  # as is one with a larger logit; 0: never
+    tracker: Literal["none", "tensorboard", "wandb"] = (
+        "none"  # where to write the metrics besides metrics.jsonl
+    )
+    profile: NotNegative = 0  # steps, after the first, that are traced; 0: none
 
 
 @dataclass(frozen=True)
@@ -206,3 +244,22 @@ class Cost:
     memory_limit_gb: Positive = 0.9  # what needs more memory is not run
     head_size: HeadSize = HeadSize()
     head_count: HeadCount = HeadCount()
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Time of a step of decoding against jax.nn. Results go to <out>/<name>/."""
+
+    name: Name = "decode"  # directory of the results, inside out
+    out: Text = "runs"  # directory of all experiments
+    seed: Seed = 0  # of the inputs
+    threads: NotNegative = 1  # CPU threads; 0: as many as there are
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of queries, keys and values
+    batch: Count = 8  # sequences
+    heads: Count = 32  # query heads; a multiple of kv_heads
+    kv_heads: Count = 8  # key heads
+    head_dim: Count = 128  # size of one head
+    capacity: Count = 8192  # slots of the cache
+    filled: tuple[Count, ...] = (1024, 4096, 8192)  # tokens in it, the newest included
+    rounds: Count = 5  # times a pair is measured
+    sample_ms: Positive = 20.0  # short calls are repeated to fill one timed sample

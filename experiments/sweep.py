@@ -70,7 +70,7 @@ def run(config: Config, corpus: Corpus, progress: Progress) -> dict[str, Any]:
     Raises:
         ConfigError: the finished run has seen another text than `corpus`.
     """
-    directory = experiment_directory(config) / run_id(config)
+    directory = run_directory(config)
     if not (directory / "summary.json").exists():
         return train(config, corpus, directory, progress)
     summary = read_json(directory / "summary.json")
@@ -105,6 +105,11 @@ def coord(config: Config, corpus: Corpus, progress: Progress) -> dict[str, Any]:
 def experiment_directory(config: Config) -> Path:
     """Where an experiment keeps its results."""
     return Path(config.out) / config.name
+
+
+def run_directory(config: Config) -> Path:
+    """Where a run of it keeps its own."""
+    return experiment_directory(config) / run_id(config)
 
 
 def _refuse_another(directory: Path, runs: list[str]) -> None:

@@ -1,5 +1,6 @@
 """The report's tables of runs."""
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -37,19 +38,23 @@ def losses(results: Results) -> Table:
         below = sum(loss < members[0].baselines["bigram"] for loss in finished)
         mean = fmean(finished) if finished else None
         beaten = f"{below} of {len(members)}"
-        rows.append([*_place(members[0]), members[0].lr_text, *cells, mean, beaten])
+        bits = mean / math.log(2) if mean is not None else None
+        place = [*_place(members[0]), members[0].lr_text]
+        rows.append([*place, *cells, mean, bits, beaten])
     for (label,), members in group(runs, "label").items():
         for name, loss in members[0].baselines.items():
-            rows.append([label, "", name, "", *[""] * len(seeds), loss, ""])
+            bits = loss / math.log(2)
+            rows.append([label, "", name, "", *[""] * len(seeds), loss, bits, ""])
     tokens = results.first["config"]["evaluation"]["tokens"]
     caption = (
-        f"Nats per byte, of the models on a fixed sample of at least {tokens:,} bytes "
+        f"Nats per byte, of the models on a fixed sample of at least {tokens:,} tokens "
         "of the validation split, of the n-gram tables (last rows) on all of it. mean: "
-        "over seeds that did not diverge. beat bigram: how many runs ended below the "
-        "bigram table. lr: learning rate."
+        "over seeds that did not diverge; bits: the same in bits per byte. beat "
+        "bigram: how many runs ended below the bigram table. lr: learning rate."
     )
     columns = ["setting", "d_k", "scale", "lr", *(f"seed {s}" for s in seeds)]
-    return _table("Validation loss", [*columns, "mean", "beat bigram"], rows, caption)
+    columns += ["mean", "bits", "beat bigram"]
+    return _table("Validation loss", columns, rows, caption)
 
 
 def gaps(runs: Sequence[Run]) -> list[Table]:

@@ -1,6 +1,7 @@
 """Settings are read completely or refused with the words that repair them."""
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from experiments.config import (
     Config,
     ConfigError,
-    Cost,
     Model,
     Optim,
     from_dict,
@@ -150,10 +150,14 @@ def test_a_missing_file_is_named(tmp_path):
         load(tmp_path / "absent.toml")
 
 
+def kind_of(path):
+    return tomllib.loads(path.read_text())["kind"]
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_in_the_repository_loads_and_tells_its_command(path):
     config, sweep = load(path)
-    command = "cost" if isinstance(config, Cost) else "sweep"
+    command = "sweep" if isinstance(config, Config) else kind_of(path)
     assert config.name == path.stem and bool(sweep) == (command == "sweep")
     assert f"python -m experiments {command} configs/{path.name}" in path.read_text()
 

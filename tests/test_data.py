@@ -79,9 +79,9 @@ def test_validation_is_the_end_of_the_text():
 def test_a_short_text_is_refused_with_the_numbers():
     config = Config(data=Data(context=8, batch=2), evaluation=Evaluation(tokens=32))
     check_length(corpus_of(bytes(330)), config)  # 33 bytes validate 4 windows of 8
-    with pytest.raises(ConfigError, match=r"needs 33 bytes, but this split has 32"):
+    with pytest.raises(ConfigError, match=r"needs 33 tokens, but this split has 32"):
         check_length(corpus_of(bytes(320)), config)
-    with pytest.raises(ConfigError, match=r"needs 9 bytes, but this split has 1"):
+    with pytest.raises(ConfigError, match=r"needs 9 tokens, but this split has 1"):
         check_length(corpus_of(b"x"), config)
 
 

@@ -73,6 +73,7 @@ def write_run(
             "step": 17 if diverged else 360,
             "train_loss": None if diverged else value,
             "validation_loss": None if diverged else value,
+            "bytes_per_token": 1.0,
         },
         "corpus": {"name": "plays <&>", "bytes": 5300000, "sha256": "ab" * 32},
         "baselines": BASELINES,
@@ -170,7 +171,7 @@ def page(directory):
 
 def printed(directory):
     console = Console(file=StringIO(), width=300)
-    print_tables(directory, console)
+    print_tables(console, directory)
     return console.file.getvalue()
 
 
@@ -242,7 +243,7 @@ def test_both_renderings_show_the_same_cells(whole):
 
 def test_a_narrow_terminal_gets_a_wide_table_in_parts(full):
     console = Console(file=StringIO(), width=80)
-    print_tables(full, console)
+    print_tables(console, full)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)

@@ -44,7 +44,7 @@ def calls(monkeypatch):
             "id": run_id(config),
             "config": to_dict(config),
             "status": "diverged" if config.seed == 1 else "finished",
-            "metrics": {"step": 1, "validation_loss": None},
+            "metrics": {"step": 1, "validation_loss": None, "bytes_per_token": 1.0},
             "corpus": {"bytes": 1, "sha256": corpus.sha256},
             "baselines": {},
             "probe": {"initial": {"mean": {}}, "final": None},

@@ -1,0 +1,212 @@
+"""Text as tokens: its bytes, those of a tokenizer file, or a BPE of its own.
+
+Losses per token of different vocabularies cannot be compared, bits per byte can. So
+each token knows how many bytes of the text there are up to its end.
+"""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from experiments.config import ConfigError, Data
+from experiments.files import write_text
+
+FILE = "tokenizer.json"
+PIECE = 1 << 16  # bytes that are encoded at once, up to the end of their last line
+
+
+class Text(NamedTuple):
+    """A text as tokens.
+
+    Attributes:
+        tokens: integers, (n,).
+        ends: how many bytes there are up to the end of each token, (n,), with all of
+            a character that a token ends in.
+    """
+
+    tokens: np.ndarray
+    ends: np.ndarray
+
+
+class Tokenizer(Protocol):
+    """What cuts texts into tokens, integers below `vocabulary`."""
+
+    vocabulary: int
+
+    def encode(self, text: bytes) -> Text:
+        """The tokens of a text."""
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """The text of tokens."""
+
+    def decode_after(self, before: Sequence[int], tokens: Sequence[int]) -> bytes:
+        """The text of tokens that follow others."""
+
+    def keep(self, directory: Path) -> None:
+        """Writes what `of_run` needs to the directory of a run."""
+
+
+def make(name: str, text: bytes) -> Tokenizer:
+    """A tokenizer.
+
+    Args:
+        name: "bytes"; the path of a tokenizer.json, as the package `tokenizers` writes
+            it; or "bpe:SIZE", which is learned.
+        text: to learn from.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or the package is missing.
+    """
+    if name == "bytes":
+        return Bytes()
+    if name.endswith(".json"):
+        return _read(Path(name))
+    return _learned(text, int(name.removeprefix("bpe:")))
+
+
+def of_run(directory: Path, data: Data) -> Tokenizer:
+    """The tokenizer that a run was trained with.
+
+    Raises:
+        ConfigError: its file is missing or damaged.
+    """
+    return Bytes() if data.tokenizer == "bytes" else _read(directory / FILE)
+
+
+class Bytes:
+    """Each byte is a token."""
+
+    vocabulary = 256
+
+    def encode(self, text: bytes) -> Text:
+        """The bytes of a text."""
+        return Text(np.frombuffer(text, np.uint8), np.arange(1, len(text) + 1))
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """The text of bytes."""
+        return bytes(tokens)
+
+    def decode_after(self, before: Sequence[int], tokens: Sequence[int]) -> bytes:
+        """The text of bytes, whatever was before."""
+        return bytes(tokens)
+
+    def keep(self, directory: Path) -> None:
+        """Writes nothing: there is nothing to know."""
+
+
+class Subwords:
+    """A tokenizer of the package `tokenizers`, without its special tokens.
+
+    Args:
+        tokenizer: a `tokenizers.Tokenizer`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # There may be gaps.
+        self.vocabulary = max(tokenizer.get_vocab().values(), default=0) + 1
+
+    def encode(self, text: bytes) -> Text:
+        """The tokens of a text.
+
+        Raises:
+            ConfigError: the text is not UTF-8.
+        """
+        pieces = _pieces(text)
+        try:
+            words = [piece.decode() for piece in pieces]
+        except UnicodeDecodeError:
+            raise ConfigError(
+                "a tokenizer reads UTF-8, but the text is not; use "
+                "data.tokenizer = 'bytes'"
+            ) from None
+        tokens, ends, before = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], 0
+        found = self._tokenizer.encode_batch(words, add_special_tokens=False)
+        for piece, encoding in zip(pieces, found, strict=True):
+            char_ends = np.fromiter((end for _, end in encoding.offsets), np.int64)
+            tokens.append(np.asarray(encoding.ids, np.int32))
+            ends.append(before + _starts(piece)[char_ends])
+            before += len(piece)
+        return Text(np.concatenate(tokens), np.concatenate(ends))
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """The text of tokens; bytes that are no character become U+FFFD."""
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text.encode()
+
+    def decode_after(self, before: Sequence[int], tokens: Sequence[int]) -> bytes:
+        """The text of tokens that follow others, with the space between if any."""
+        first, whole = self.decode(before), self.decode([*before, *tokens])
+        return whole.removeprefix(first) if tokens else b""
+
+    def keep(self, directory: Path) -> None:
+        """Writes tokenizer.json.
+
+        Raises:
+            ConfigError: the directory has that of another tokenizer.
+        """
+        path, text = directory / FILE, self._tokenizer.to_str(pretty=True) + "\n"
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise ConfigError(
+                f"{directory} holds a run with another tokenizer; name another"
+            )
+        write_text(path, text)
+
+
+def _learned(text: bytes, size: int) -> Subwords:
+    """Byte-level BPE: every text has an encoding, and is what that decodes to.
+
+    Source: Sennrich et al. 2016, arXiv:1508.07909; Radford et al. 2019, Language models
+        are unsupervised multitask learners (of bytes).
+    """
+    lib = _package()
+    level = lib.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made = lib.Tokenizer(lib.models.BPE())
+    made.pre_tokenizer, made.decoder = level, lib.decoders.ByteLevel()
+    trainer = lib.trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=sorted(level.alphabet()), show_progress=False
+    )
+    lines = (line.decode(errors="replace") for line in text.splitlines(keepends=True))
+    made.train_from_iterator(lines, trainer)
+    return Subwords(made)
+
+
+def _read(path: Path) -> Subwords:
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such tokenizer")
+    lib = _package()
+    try:
+        return Subwords(lib.Tokenizer.from_file(str(path)))
+    except Exception as error:  # the package raises nothing more special
+        raise ConfigError(f"{path} is no tokenizer: {error}") from None
+
+
+def _package() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise ConfigError(
+            "data.tokenizer needs the package tokenizers: "
+            "pip install 'jattn[tokenizers]'"
+        ) from None
+    return tokenizers
+
+
+def _starts(text: bytes) -> np.ndarray:
+    """Where its characters start, and where the last one ends."""
+    # In UTF-8 all bytes of a character but the first are 10xxxxxx.
+    starts = np.flatnonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80)
+    return np.append(starts, len(text))
+
+
+def _pieces(text: bytes) -> list[bytes]:
+    """The text in pieces of some lines, to bound what encoding needs at once."""
+    lines = text.splitlines(keepends=True)
+    starts = itertools.accumulate(map(len, lines), initial=0)
+    groups = itertools.groupby(
+        zip(starts, lines, strict=False), lambda pair: pair[0] // PIECE
+    )
+    return [b"".join(line for _, line in group) for _, group in groups]
