@@ -318,7 +318,7 @@ def test_an_interrupted_measurement_starts_again(capsys, monkeypatch):
     def interrupt(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("experiments.__main__.load", interrupt)
+    monkeypatch.setattr("experiments.commands.load", interrupt)
     assert main(["cost", "configs/cost.toml"]) == 130
     assert "the same command starts again" in capsys.readouterr().err
 
