@@ -119,7 +119,7 @@ def curves(
             sizes = {x for curve in found[heading].values() for x in curve.x}
             log_axes(axes, sorted(sizes), log_y=False)
         if log_y:
-            axes.set_yscale("log")
+            _log_y(axes)
         axes.set_xlabel(x_label)
 
     return panels(title, {heading: heading for heading in found}, draw)
@@ -178,9 +178,13 @@ def log_axes(
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(label)
     if log_y:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(_minor_labels(axes))
+        _log_y(axes)
+
+
+def _log_y(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(_minor_labels(axes))
 
 
 def _minor_labels(axes: Axes) -> FuncFormatter:
