@@ -1,6 +1,7 @@
 """Attention in float64 numpy, and the tolerances of everything compared with it."""
 
 import functools
+import re
 from typing import NamedTuple
 
 import jax
@@ -119,3 +120,8 @@ def assert_same_bits(got, want, name=""):
     assert (got.dtype, got.shape) == (want.dtype, want.shape), name
     same = got.view(f"u{got.itemsize}") == want.view(f"u{want.itemsize}")
     assert same.all(), f"{name}: {np.argwhere(~same).tolist()}"
+
+
+def id_of(given):
+    """What a test is given, as a part of its name: the same in every process."""
+    return re.sub(" at 0x[0-9a-f]+", "", str(given))

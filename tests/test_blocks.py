@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dense_blocks import ACTIVATIONS, block, fed_forward, filled
 from flax import nnx
-from oracle import assert_close, exact, jit
+from oracle import assert_close, exact, id_of, jit
 
 import jattn
 from jattn.nnx import (
@@ -201,7 +201,7 @@ def test_a_config_is_a_value_whose_defaults_follow_from_the_rest():
         (dict(d_model=9, positions="sinusoidal"), "an even d_model, but got d_model=9"),
         (dict(dropout_rate=1.0), "below 1, but got dropout_rate=1.0"),
     ],
-    ids=str,
+    ids=id_of,
 )
 def test_a_config_that_means_nothing_is_refused(options, message):
     with pytest.raises(ValueError, match=f"TransformerConfig: .*{message}"):

@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import assert_close, assert_gradient_close, assert_same_bits, exact, jit
+from oracle import (
+    assert_close,
+    assert_gradient_close,
+    assert_same_bits,
+    exact,
+    id_of,
+    jit,
+)
 
 import jattn
 import jattn.nnx
@@ -577,7 +584,7 @@ def test_initialisers_name_the_axes_of_their_kernels_as_in_flax():
             "attention_fn.*stats",
         ),
     ],
-    ids=str,
+    ids=id_of,
 )
 def test_what_does_not_fit_is_refused(options, call, text):
     message = "(?s)^MultiHeadDotProductAttention: .*" + text
