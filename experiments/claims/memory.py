@@ -1,0 +1,253 @@
+"""Whether attention needs memory that grows with the square of the length.
+
+Programs of dense and of blockwise attention and of their derivatives are compiled at
+growing lengths; how much memory they take is what the compiler plans. Times are
+measured beside it, and for a TPU the compiler's plan is all there is.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from experiments.cases import Case
+from experiments.claims.claim import Answer, Claim
+from experiments.claims.store import Store
+from experiments.config import ConfigError
+from experiments.evidence import decide
+from experiments.page import Figure, Part, Table
+from experiments.planned import FORWARD, GRADIENT, HVP, OURS, Row, measured, planned
+from experiments.settings import Count, Name, Positive, Seed, Text
+from experiments.svg import Curve, curves
+from experiments.timing import slope
+from jattn.nnx import MultiHeadAttention
+
+DERIVATIVES = (FORWARD, GRADIENT, HVP)
+LINEAR, SQUARE = 1.2, 1.7  # powers of n: at most the one, at least the other
+MIB = 2**20
+HERE, TPU = "this machine", "v5e"
+NO_TPU = (
+    "The same table for a TPU is not here: libtpu, its compiler, is not installed. It "
+    "comes with pip install -e '.[tpu-aot]'."
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Causal self-attention of one layer at growing lengths."""
+
+    name: Name = "memory"  # directory of the experiment, inside out
+    out: Text = "runs"  # directory of all experiments
+    lengths: tuple[Count, ...] = (256, 1024, 4096)  # queries, and keys, ascending
+    tpu_lengths: tuple[Count, ...] = (2048, 8192)  # for a TPU; compiled and not run
+    heads: Count = 1  # attention heads
+    head_dim: Count = 64  # size of one
+    memory_limit_gb: Positive = 0.9  # what needs more memory is not run
+    rounds: Count = 3  # times that programs are timed, in turns
+    seed: Seed = 0  # of the inputs
+
+
+def measure(settings: Memory, store: Store) -> dict[str, Any]:
+    """A row for each derivative, length and implementation, here and for a TPU."""
+    for lengths in (settings.lengths, settings.tpu_lengths):
+        if len(lengths) < 2 or list(lengths) != sorted(set(lengths)):
+            raise ConfigError(f"lengths must be two or more, ascending, not {lengths}")
+    numbers: dict[str, Any] = {"heads": settings.heads, "head_dim": settings.head_dim}
+    numbers |= {x: version(x) for x in ("jax", "jaxlib")}
+    timing: dict[str, Any] = dict(
+        seed=settings.seed, rounds=settings.rounds, limit_gb=settings.memory_limit_gb
+    )
+    here = timing | {"backend": jax.default_backend()}
+    work: dict[str, Any] = {HERE: (settings.lengths, here, partial(measured, **timing))}
+    if find_spec("libtpu") is not None:
+        there = {"libtpu": version("libtpu")}
+        work[TPU] = (settings.tpu_lengths, there, partial(planned, generation=TPU))
+    total = len(DERIVATIVES) * sum(len(lengths) for lengths, *_ in work.values())
+    store.progress.start("programs", total=total)
+    rows: dict[str, list[Row]] = {HERE: [], TPU: []}
+    done = 0
+    for place, (lengths, given, compute) in work.items():
+        for derivative, n in itertools.product(DERIVATIVES, lengths):
+            case = Case("causal", True, n, settings.heads, settings.head_dim)
+            key = [derivative, n, numbers | given]
+            found = store.piece(place, key, partial(compute, derivative, case))
+            rows[place] += found["rows"]
+            done += 1
+            store.progress.update(done, length=n)
+    return {"parameters": parameters(settings), "rows": rows}
+
+
+def parameters(settings: Memory) -> int:
+    """How many parameters a layer of this attention has, at any length."""
+    width = settings.heads * settings.head_dim
+    layer = nnx.eval_shape(
+        lambda: MultiHeadAttention(settings.heads, width, rngs=nnx.Rngs(0))
+    )
+    return sum(x.size for x in jax.tree.leaves(nnx.state(layer, nnx.Param)))
+
+
+def by_program(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
+    """The rows of each implementation and derivative."""
+    lines: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        lines.setdefault((row["implementation"], row["derivative"]), []).append(row)
+    return lines
+
+
+def growth(rows: list[Row], what: str) -> dict[tuple[str, str], float | None]:
+    """The power of n that bytes or ms of a program grow with."""
+    found = {}
+    for key, line in by_program(rows).items():
+        known = [row for row in line if row[what] is not None]
+        found[key] = slope([x["length"] for x in known], [x[what] for x in known])
+    return found
+
+
+def answers(results: dict[str, Any]) -> list[Answer]:
+    """Whether memory grows with the square of the length, here and on a TPU."""
+    rows = results["rows"]
+    here = _answers(rows[HERE], "the compiler's plan of temporary memory")
+    if not rows[TPU]:
+        return here
+    _, there = _answers(rows[TPU], f"the plan of the compiler for a TPU {TPU}")
+    claim = f"On a TPU {TPU} exact attention needs no memory for pairs of tokens."
+    sentence = f"By the word of the compiler of a TPU {TPU}, which has not run it: "
+    sentence += there.sentence[0].lower() + there.sentence[1:]
+    return [*here, replace(there, claim=claim, sentence=sentence)]
+
+
+def _answers(rows: list[Row], plan: str) -> list[Answer]:
+    powers = growth(rows, "bytes")
+    dense = {k: x for k, x in powers.items() if k[0] != OURS}
+    tiled = {k: x for k, x in powers.items() if k[0] == OURS}
+    all_dense = all(x is not None and x >= SQUARE for x in dense.values())
+    linear = [None if x is None else x <= LINEAR for x in tiled.values()]
+    longest = max(row["length"] for row in rows)
+    largest = ", ".join(
+        f"{row['implementation']} {_mib(row)}"
+        for row in rows
+        if row["length"] == longest and row["derivative"] == HVP
+    )
+    return [
+        Answer(
+            claim="Attention needs memory that grows with the square of the length.",
+            source="Child et al. 2019, arXiv:1904.10509, abstract",
+            number=f"Dense: like n to the power {_range(dense)}; blockwise: "
+            f"{_range(tiled)}. By {plan}.",
+            rule=f"the power is {SQUARE:g} or more, dense and blockwise, for the "
+            "output, its gradient and a Hessian-vector product",
+            outcome=decide([all_dense, not all(linear)]),
+            sentence="The memory of dense attention grows with the square of the "
+            "length; attention need not be dense."
+            if all_dense and all(linear)
+            else "These programs do not tell dense and blockwise attention apart.",
+        ),
+        Answer(
+            claim="Exact attention needs no memory for pairs of tokens, nor do its "
+            "derivatives.",
+            source="Rabe & Staats 2021, arXiv:2112.05682; Dao et al. 2022, "
+            "arXiv:2205.14135",
+            number=f"Blockwise: {_powers(tiled)}. A Hessian-vector product at "
+            f"n = {longest}: {largest}. By {plan}.",
+            rule=f"the power is {LINEAR:g} or less for the output, its gradient and a "
+            "Hessian-vector product",
+            outcome=decide(linear),
+            sentence="Keys are visited in blocks, and what a derivative needs of a "
+            "block is computed again; nothing is kept for a pair."
+            if all(linear)
+            else "In some of these programs memory grows faster than the length.",
+        ),
+    ]
+
+
+def _powers(powers: dict[tuple[str, str], float | None]) -> str:
+    return ", ".join(f"{k[1]} n^{x:.2f}" for k, x in powers.items() if x is not None)
+
+
+def _range(powers: dict[tuple[str, str], float | None]) -> str:
+    found = [x for x in powers.values() if x is not None]
+    return f"{min(found):.2f} to {max(found):.2f}" if found else "not known"
+
+
+def _mib(row: Row) -> str:
+    return row["reason"] if row["bytes"] is None else f"{row['bytes'] / MIB:,.0f} MiB"
+
+
+def parts(results: dict[str, Any]) -> list[Part]:
+    """Memory against length, and the tables of each place."""
+    rows = results["rows"]
+    found: dict[str, dict[str, Curve]] = {x: {} for x in DERIVATIVES}
+    for (name, derivative), line in by_program(rows[HERE]).items():
+        logs = [np.log10(row["bytes"] / MIB) for row in line]
+        found[derivative][name] = Curve([row["length"] for row in line], logs)
+    figure = curves("Memory", found, x_label="n", log_x=True)
+    shown: list[Part] = [
+        Figure(
+            lambda: figure,
+            "log10 of the temporary memory in MiB, as the compiler plans it, without "
+            "arguments and results.",
+        ),
+        *_tables(
+            results,
+            HERE,
+            "MiB: temporary memory, as the compiler plans it. ms: median time of a "
+            "call, on a CPU that of all threads; it is measured, and comes out "
+            "otherwise each time. Parameters: of the layer; they do not grow with n.",
+        ),
+    ]
+    if not rows[TPU]:
+        return [*shown, NO_TPU]
+    caption = (
+        f"The word of the compiler for a TPU {TPU}, ahead of time: the most that is "
+        "held at once, arguments and results included. No TPU has run it."
+    )
+    return [*shown, *_tables(results, TPU, caption)]
+
+
+def _tables(results: dict[str, Any], place: str, caption: str) -> list[Table]:
+    """Every program, and how programs grow."""
+    rows = results["rows"][place]
+    cells = [
+        [row["derivative"], row["length"], row["implementation"]]
+        + [results["parameters"], row["bytes"] and row["bytes"] / MIB, row["ms"]]
+        + [row["reason"]]
+        for row in rows
+    ]
+    powers, times = growth(rows, "bytes"), growth(rows, "ms")
+    slopes = [[y, x, powers[x, y], times[x, y]] for x, y in powers]
+    columns = (
+        "derivative",
+        "n",
+        "implementation",
+        "parameters",
+        "MiB",
+        "ms",
+        "why not timed",
+    )
+    growing = ("derivative", "implementation", "memory", "time")
+    where = "here" if place == HERE else f"on a TPU {TPU}"
+    tables = [
+        Table(f"Programs {where}", columns, cells, caption, 3),
+        Table(f"Powers of n {where}", growing, slopes, "p of n^p, by slopes.", 2),
+    ]
+    return [table.without_empty_columns() for table in tables]
+
+
+CLAIM = Claim(
+    title="How much memory does attention need?",
+    design="Causal self-attention, its gradient and a Hessian-vector product are "
+    "compiled at growing lengths n: blockwise, dense as in a textbook, and as in "
+    "jax.nn, which is dense too. The compiler says how much memory each program will "
+    "take; the slope of its logarithm against log n is the power of n. Values are "
+    "compared and times are measured beside it.",
+    settings=Memory,
+    measure=measure,
+    answers=answers,
+    parts=parts,
+)

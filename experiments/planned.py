@@ -1,0 +1,144 @@
+"""Attention and its derivatives, compiled: the memory that a compiler plans for them.
+
+Letters: B batch, T queries and keys, N heads, H head size. Everything is causal
+self-attention with as many key heads as query heads.
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.topologies import get_topology_desc
+from jax.sharding import SingleDeviceSharding
+
+from experiments.cases import Case, Inputs
+from experiments.cost import TOLERANCE
+from experiments.peers import FAILURES, Program, words
+from experiments.timing import Clock, Ready, difference, start, time_pair
+from jattn import attention, masks
+
+ATTEND: dict[str, Callable[..., jax.Array]] = {
+    "blockwise": partial(attention, mask=masks.causal(), implementation="blockwise"),
+    "reference": partial(attention, mask=masks.causal(), implementation="reference"),
+    "jax.nn": partial(
+        jax.nn.dot_product_attention, is_causal=True, implementation="xla"
+    ),
+}
+OURS, *_ = ATTEND
+ON_TPU = (OURS, "jax.nn")  # the compiler of a TPU takes a minute for a textbook's
+FORWARD, GRADIENT, HVP = "forward", "gradient", "Hessian-vector product"
+Row = dict[str, Any]
+# libtpu reads them when it is loaded. Without them it asks a server of Google's cloud
+# what machine this is, and may refuse to be loaded by two processes.
+TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+def derived(attend: Callable[..., Any], derivative: str) -> Callable[..., Any]:
+    """A function of query, key, value and c, all (B, T, N, H).
+
+    FORWARD is what attention gives; GRADIENT that of its dot product with c; HVP the
+    Hessian of the same times (c, c, c), forward over reverse.
+    """
+
+    def forward(q: Any, k: Any, v: Any, c: Any) -> Any:
+        return attend(q, k, v)
+
+    def gradient(q: Any, k: Any, v: Any, c: Any) -> Any:
+        return jax.vjp(attend, q, k, v)[1](c)
+
+    def product(q: Any, k: Any, v: Any, c: Any) -> Any:
+        return jax.jvp(partial(gradient, c=c), (q, k, v), (c, c, c))[1]
+
+    return {FORWARD: forward, GRADIENT: gradient, HVP: product}[derivative]
+
+
+def compile_for(name: str, derivative: str, case: Case, device: Any = None) -> Any:
+    """The compiled program of an implementation, for this machine or for a device."""
+    sharding = None if device is None else SingleDeviceSharding(device)
+    vector = jax.ShapeDtypeStruct(case.shape, case.dtype, sharding=sharding)
+    function = derived(ATTEND[name], derivative)
+    return jax.jit(function, keep_unused=True).lower(*[vector] * 4).compile()
+
+
+def program(name: str, derivative: str, case: Case) -> Program:
+    """The same as something that `timing` can time on this machine."""
+    compiled = compile_for(name, derivative, case)
+    memory = compiled.memory_analysis()
+    temp = memory.temp_size_in_bytes
+    needed = temp + memory.argument_size_in_bytes + memory.output_size_in_bytes
+
+    def bind(inputs: Inputs) -> Callable[[], Any]:
+        placed = [jnp.asarray(x, case.dtype) for x in inputs.vectors]
+        return partial(compiled, *jax.block_until_ready(placed))
+
+    def results(out: Any) -> list[np.ndarray]:
+        return [np.asarray(x, np.float32) for x in jax.tree.leaves(out)]
+
+    return Program(bind, jax.block_until_ready, results, needed, temp)
+
+
+def measured(
+    derivative: str, case: Case, *, seed: int, rounds: int, limit_gb: float
+) -> dict[str, list[Row]]:
+    """The planned memory and the measured time of every implementation here.
+
+    Those that need more than a limit, or have other values than the first, are not
+    timed, and say so.
+    """
+    inputs = Inputs(case, seed)
+    measure = "cpu" if jax.default_backend() == "cpu" else "wall"
+    clock = Clock(measure, rounds, round_seconds=0.3, sample_seconds=0.02)
+    rows: list[Row] = []
+    ours: Ready | None = None
+    for name in ATTEND:
+        made = program(name, derivative, case)
+        row = _row(name, derivative, case) | {"bytes": made.temp_bytes}
+        rows.append(row)
+        if made.needed_bytes > 1e9 * limit_gb:
+            row["reason"] = f"needs {made.needed_bytes / 1e9:.2g} GB"
+            continue
+        theirs = start(made, inputs)
+        ours = ours or theirs
+        off = difference(theirs.results, ours.results)
+        if off > TOLERANCE[case.dtype]:
+            row["reason"] = f"differs by {off:.2g}"
+            continue
+        row["ms"] = time_pair(ours, theirs, clock)["ms"]
+    return {"rows": rows}
+
+
+def planned(derivative: str, case: Case, generation: str) -> dict[str, list[Row]]:
+    """What the compiler of a TPU plans, arguments and results included."""
+    rows = []
+    for name in ON_TPU:
+        row = _row(name, derivative, case)
+        rows.append(row)
+        try:
+            compiled = compile_for(name, derivative, case, tpu(generation))
+            row["bytes"] = compiled.memory_analysis().peak_memory_in_bytes
+        except FAILURES as error:  # more than the TPU has
+            row["reason"] = words(error)
+    return {"rows": rows}
+
+
+def _row(name: str, derivative: str, case: Case) -> Row:
+    empty = {"bytes": None, "ms": None, "reason": None}
+    key = {"derivative": derivative, "length": case.length, "implementation": name}
+    return key | empty
+
+
+def tpu(generation: str) -> Any:
+    """A TPU that need not be there to be compiled for; this wants libtpu."""
+    os.environ.update(TPU_ENVIRONMENT)
+    name = f"{generation}:2x2"
+    return get_topology_desc(platform="tpu", topology_name=name).devices[0]
