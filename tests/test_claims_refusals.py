@@ -4,14 +4,11 @@ import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from paths import PATHS
 
 import jattn
-import jattn.nnx
 
 DIMS = chex.Dimensions(B=4, T=4, S=4, N=4, H=2)
 X = np.zeros(DIMS["BTNH"], np.float32)
@@ -71,13 +68,3 @@ def test_a_dropout_rate_that_is_no_share_is_refused(name, rate):
 def test_a_negative_window_is_not_taken_for_an_unbounded_one(window):
     with pytest.raises(ValueError, match="local_window_size must not be negative.*-"):
         jattn.dot_product_attention(X, X, X, local_window_size=window)
-
-
-@pytest.mark.parametrize("option", ["decode", "dropout_rate", "max_length"])
-def test_our_module_offers_no_cache_and_no_dropout_and_says_so(option):
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
-        jattn.nnx.MultiHeadAttention(2, 8, rngs=nnx.Rngs(0), **{option: 1})
-    layer = jattn.nnx.MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
-    assert not hasattr(layer, "init_cache")
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
-        layer(jnp.ones((2, 5, 8)), **{option: 1})

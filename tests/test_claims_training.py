@@ -7,13 +7,12 @@ from experiments.config import ConfigError, Optim, from_dict
 from experiments.step import learning_rates
 
 NOT_OFFERED = [
-    ("optim", "accumulate", 2),
     ("optim", "micro_batch", 4),
     ("optim", "warmup_steps", 4),
     ("data", "packing", True),
     ("data", "epochs", 2),
     ("model", "dropout", 0.1),
-    ("model", "soft_cap", 0.0),
+    ("model", "window", 8),
 ]
 
 

@@ -147,7 +147,7 @@ def test_what_the_system_refuses_is_one_line(here, capsys, monkeypatch, error, m
     def refuse(path):
         raise error
 
-    monkeypatch.setattr("experiments.__main__.load", refuse)
+    monkeypatch.setattr("experiments.commands.load", refuse)
     assert message in refusal(here, capsys, "train", "long.toml")
 
 
@@ -211,3 +211,16 @@ def test_on_a_terminal_the_bar_leaves_only_the_message():
     assert "loss 2.346" in out.getvalue()
     assert out.getvalue().endswith("1/2  done\n")
     assert "\x1b[?25h" in out.getvalue()  # the cursor is back
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_note_stays_while_the_task_goes_on(terminal):
+    out = io.StringIO()
+    with display(Console(file=out, force_terminal=terminal, width=120)) as progress:
+        task = Prefixed(progress, "1/2")
+        task.start("run", total=9)
+        task.note("layer 0, head 1")
+        task.update(9, bits_per_byte=3.25)
+        task.finish("done")
+    text = out.getvalue()
+    assert text.index("  1/2  layer 0, head 1\n") < text.index("bits per byte 3.25")
