@@ -5,6 +5,7 @@ a step reads what is filled once and copies nothing.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -14,27 +15,26 @@ import numpy as np
 from jattn import execute
 from jattn.cache_arguments import (
     check_overflow,
+    check_places,
     check_tokens,
     check_window,
     counts_of,
+    dtype_of,
     options_of,
 )
-from jattn.choice import arrange, rows_of
+from jattn.cache_slots import put
+from jattn.choice import arrange
 from jattn.core.arguments import is_known, static_int
 from jattn.core.boundary import (
     Sizes,
-    check_floating,
     check_positions,
+    check_rule,
     check_vectors,
 )
 from jattn.core.rules import Array
 from jattn.core.tile import poison
 from jattn.masks.by_slot import Written
 from jattn.prepare import Call, rule_of
-
-CHUNK = 1024
-"""Up to this many rows of queries, those of all heads of a key head, `decode`, which
-takes the cache as it is. The other algorithms need it in their layout, as a copy."""
 
 
 @jax.tree_util.register_dataclass
@@ -44,13 +44,17 @@ class KVCache:
 
     A pytree that keeps its shapes: the carry of a loop, an argument to donate, a stack
     of layers. S is its capacity in slots; what a slot holds before a token is written
-    there does not matter. `init` makes one.
+    there does not matter. `init` makes one. Two are equal if they are one object.
+
+    In a loop of JAX, or in a function under `jit` to which the cache is donated, tokens
+    are written in place, and the time of a step grows with what is filled, not with S.
+    Anywhere else, as outside `jit`, each `append` copies the whole cache.
 
     Attributes:
         length: (B,), tokens that were appended so far.
         positions: (B, S), where the token in a slot stands.
-        overflowed: (B,), whether a row got more tokens than it has slots: what `attend`
-            returns for it is NaN from then on.
+        overflowed: (B,), whether a row got more tokens than it has slots, or a number
+            of tokens out of range: what `attend` returns for it is NaN from then on.
         window: how many keys a query sees, its own the last. None: all.
 
     Example:
@@ -112,7 +116,7 @@ class KVCache:
                     f"capacity={S}. To append t tokens at once takes window + t - 1 "
                     "slots."
                 )
-        check_floating(caller, "dtype", jax.ShapeDtypeStruct((), dtype))
+        dtype = dtype_of(caller, dtype)
         # An array each, so that all of them can be donated.
         length, begin, end = (jnp.zeros(batch, jnp.int32) for _ in range(3))
         return cls(
@@ -145,7 +149,9 @@ class KVCache:
             key: (B, t, K, H); cast to the dtype of the cache.
             value: (B, t, K, D), likewise.
             lengths: integers, (B,): only so many tokens of a row count, from 0 to t;
-                the others are padding on the right. By default t.
+                the others are padding on the right. By default t. Where a traced one
+                is out of range, its row is `overflowed`, and a check of `checkify`
+                fails.
             positions: integers that broadcast to (B, t): where the tokens stand, for
                 rules. By default they count on: `length` + 0 to t - 1.
 
@@ -159,42 +165,28 @@ class KVCache:
         check_tokens(caller, key, value, self._key_t, self._value)
         batch, t = key.shape[:2]
         check_window(caller, self.window, t, self.capacity)
-        counts = counts_of(caller, lengths, batch, t)
+        counts, wrong = counts_of(caller, lengths, batch, t)
         key, value = key.astype(self._key_t.dtype), value.astype(self._value.dtype)
         _, key, value = poison(key, key, value)
-        column = np.arange(t, dtype=np.int32)[None, :]
-        token = self.length[:, None] + column
         if positions is None:
-            positions = token
+            positions = self.length[:, None] + np.arange(t, dtype=np.int32)[None, :]
         else:
             sizes = Sizes((batch,), t, self.capacity, 0, 0, 0)
             positions = check_positions(caller, "positions", positions, "T", sizes)
             positions = jnp.broadcast_to(positions, (batch, t))
-        length, overflowed = self.length + counts, self.overflowed
-        kept = column < counts[:, None]
+        length, overflowed = self.length + counts, self.overflowed | wrong
         if self.window is None:
-            overflowed = overflowed | (length > self.capacity)
             check_overflow(caller, self.length, counts, self.capacity)
-            kept = kept & (token < self.capacity)
+            overflowed = overflowed | (length > self.capacity)
             length = jnp.minimum(length, self.capacity)
-        # No two tokens of a row share a slot, those that are left out neither.
-        slot = jnp.where(kept, token % self.capacity, self.capacity + column)
-        if slot.size == 1:
-            # XLA would make the write a part of what reads it, and copy the cache.
-            slot = jnp.pad(slot, ((0, 0), (0, 1)), constant_values=self.capacity + 1)
-            positions = jnp.pad(positions, ((0, 0), (0, 1)))
-            key, value = (
-                jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (key, value)
-            )
-        row = np.arange(batch)[:, None]
-        where: Any = dict(mode="drop", unique_indices=True)
+        placed = functools.partial(put, self.length, length)
         return dataclasses.replace(
             self,
             length=length,
-            positions=self.positions.at[row, slot].set(positions, **where),
+            positions=placed(self.positions, positions, 1),
             overflowed=overflowed,
-            _key_t=self._key_t.at[row, :, :, slot].set(key, **where),
-            _value=self._value.at[row, :, slot].set(value, **where),
+            _key_t=placed(self._key_t, key, 3),
+            _value=placed(self._value, value, 2),
             _begin=self.length,
             _end=self.length + t,
         )
@@ -212,15 +204,17 @@ class KVCache:
             **options: those of `attention`, with S the capacity: an array with an axis
                 for keys has an entry for each slot, where token n is in slot n, or n %
                 S in a cache with a window. By default `query_positions` are the stored
-                ones. Not `key_positions`, which are stored, and not
-                `empty_rows="mean"`.
+                ones. Dropout goes by the number of a token in its row: with one key,
+                all steps drop what one call for all tokens does. Not `key_positions`,
+                which are stored, and not `empty_rows="mean"`.
 
         Returns:
             What `attention` returns.
 
         Raises:
-            ValueError: `attention` would refuse the arguments, or there are more
-                queries than tokens in the last `append`; inside `jit` they get NaN.
+            ValueError: `attention` would refuse the arguments, the mask counts keys
+                (`lengths`) in a cache with a window, or there are more queries than
+                tokens in the last `append`; inside `jit` they get NaN.
             TypeError: an argument is of the wrong kind.
         """
         caller = "KVCache.attend"
@@ -234,16 +228,21 @@ class KVCache:
         token = self._tokens(caller, call.sizes.T)
         written = self._written(jnp.where(token < self.length[:, None], token, -1))
         mask = rule_of(caller, options["mask"])
+        check_places(caller, mask, self.window)
+        hint = " With a cache S is its capacity."
+        check_rule(caller, "mask", mask, call.sizes, hint)
         options["mask"] = written if mask is None else mask & written
         if options["query_positions"] is None:
             positions = jnp.take_along_axis(self.positions, token % S, axis=1)
             options["query_positions"] = positions
         options["key_positions"] = self.positions
-        if options["implementation"] is None and rows_of(call.sizes) <= CHUNK:
+        if options["implementation"] is None:
+            # It takes the cache as it is. Others need it in their layout, as a copy.
             options["implementation"] = "decode"
         pairs, spec, _ = arrange(call, jnp.result_type(query, key, value), **options)
         vectors, rng = (query, self._key_t, self._value), options["dropout_rng"]
-        out, lse, stats = execute.attend(*vectors, pairs, rng, spec=spec, cached=True)
+        tokens = written.query_tokens, written.key_tokens
+        out, lse, stats = execute.attend(*vectors, pairs, rng, spec=spec, tokens=tokens)
         results = out
         if options["stats"]:
             results = out, stats

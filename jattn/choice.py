@@ -22,6 +22,9 @@ ONE_TILE = 256
 FEW = 64
 """Up to this many rows of queries, those of all heads of a key head, `decode`."""
 
+MANY = 512
+"""So many rows stand in one tile of `decode`; further ones come one tile later."""
+
 
 class Choice(NamedTuple):
     """An algorithm, and why it and none of the others.
@@ -98,9 +101,10 @@ def choose(call: Call, implementation: str | None, block_sizes: Any) -> Choice:
             chosen = name if taken else None
     assert chosen is not None  # blockwise takes every call
     blocks = block_sizes_of(call, block_sizes)
-    if chosen == "decode":  # all queries stand in one tile
+    if chosen == "decode":
         block_k = blocks[1] if block_sizes else decode.block_keys(_backend(call))
-        blocks = max(call.sizes.T, 1), block_k
+        most = max(MANY * call.sizes.T // max(rows_of(call.sizes), 1), 1)
+        blocks = max(min(call.sizes.T, most), 1), block_k
     return Choice(chosen, blocks, reasons)
 
 

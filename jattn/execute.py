@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jattn.algorithms import blockwise, decode, reference, score_gradients
 from jattn.core.dropout import Shared, dropout_of
@@ -26,7 +27,7 @@ CACHED = ("KHS", "KSH")
 """How a cache stores keys and values, behind *B; H is that of a vector."""
 
 
-@functools.partial(jax.jit, static_argnames=("spec", "cached"))
+@functools.partial(jax.jit, static_argnames="spec")
 def attend(
     query: jax.Array,
     key: jax.Array,
@@ -35,12 +36,14 @@ def attend(
     dropout_rng: jax.Array | Shared | None,
     *,
     spec: AttentionSpec,
-    cached: bool = False,
+    tokens: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array, Stats | None]:
     """The output, its log-sum-exp and, if the spec asks for them, its statistics.
 
-    Keys and values are (*B, S, K, ...), or as `CACHED` says.
+    Keys and values are (*B, S, K, ...), or as `CACHED` says if `tokens` are given: the
+    number of the token that each query is, (*B, T), and that each slot holds, (*B, S).
     """
+    cached = tokens is not None
     *batch, num_queries, num_heads, _ = query.shape
     shape = (*batch, num_queries, num_heads)
     out_dtype = query.dtype
@@ -55,7 +58,7 @@ def attend(
             key, value = jnp.moveaxis(key, -1, -3), jnp.swapaxes(value, -2, -3)
         key, value = key.astype(spec.dtype), value.astype(spec.dtype)
     num_keys = key.shape[-len(key_axes[0]) + key_axes[0].index("S")]
-    pairs = _completed(pairs, dropout_rng, query, num_keys, spec)
+    pairs = _completed(pairs, dropout_rng, query, num_keys, spec, tokens)
     if 0 in shape or num_keys == 0:
         out = jnp.zeros((*shape, value.shape[-1]), out_dtype)
         return out, *_without_pairs(shape, pairs.sink, spec)
@@ -144,6 +147,7 @@ def _completed(
     query: jax.Array,
     num_keys: int,
     spec: AttentionSpec,
+    tokens: tuple[jax.Array, jax.Array] | None = None,
 ) -> Pairs:
     """The rules with wide arrays, whose gradients are sums over tiles, and dropout."""
     wide = accumulator(spec.dtype)
@@ -158,13 +162,9 @@ def _completed(
     pairs = jax.tree.unflatten(structure, widened)
     if spec.dropout_rate and dropout_rng is not None:
         *batch, num_queries, num_heads, _ = query.shape
-        dropout = dropout_of(
-            spec.dropout_rate,
-            dropout_rng,
-            (*batch, num_heads),
-            num_queries,
-            num_keys,
-        )
+        places = tokens or (np.arange(num_queries), np.arange(num_keys))
+        heads = (*batch, num_heads)
+        dropout = dropout_of(spec.dropout_rate, dropout_rng, heads, *places)
         pairs = dataclasses.replace(pairs, dropout=dropout)
     return pairs
 

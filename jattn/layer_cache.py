@@ -30,9 +30,16 @@ def place_after(
         `given`, or (T,), or (B, T), as `start`.
 
     Raises:
-        ValueError: positions are a name, or keys are not of the queries' tokens.
+        ValueError: positions are a name, keys are not of the queries' tokens, or the
+            cache is of another batch.
     """
     num_tokens = inputs_q.shape[-2]
+    if start.ndim and inputs_q.shape[:-2] != start.shape[:1]:
+        raise ValueError(
+            f"{caller}: with a cache of B rows inputs_q must be (B, T, _), but got "
+            f"B={start.shape[0]}, inputs_q {inputs_q.shape}. Make a cache for this "
+            "batch."
+        )
     if inputs_k is not None and inputs_k.shape[-2:-1] != (num_tokens,):
         raise ValueError(
             f"{caller}: with a cache inputs_k must be of the T tokens of inputs_q, but "

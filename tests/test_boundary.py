@@ -10,6 +10,7 @@ from oracle import assert_same_bits, exact, jit
 
 import jattn
 from jattn import masks, scores
+from jattn.core.boundary import Sizes, check_positions
 
 B, T, S, N, K, H, D = 2, 5, 7, 6, 3, 4, 8
 
@@ -179,7 +180,11 @@ WRONG_OPTIONS = [
         ["no tiles", "Leave one of them out"],
     ),
     (dict(implementation="blockwize"), ValueError, ["Did you mean 'blockwise'"]),
-    (dict(implementation="flash"), ValueError, ["'reference', 'blockwise'", "'flash'"]),
+    (
+        dict(implementation="flash"),
+        ValueError,
+        ["'reference', 'decode', 'blockwise'", "'flash'"],
+    ),
     (dict(empty_rows="zeros"), ValueError, ["Did you mean 'zero'"]),
     (dict(empty_rows=None), ValueError, ["'zero', 'mean'", "None"]),
     # score rules
@@ -453,8 +458,19 @@ def test_the_base_of_rotary_positions_is_positive(base):
 @pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
 def test_positions_whose_differences_would_overflow_are_refused(make, beyond):
     positions = make(np.array([beyond] + [0] * (S - 1), np.int32))
-    with pytest.raises(ValueError, match=r"within \+-2\*\*30"):
+    with pytest.raises(ValueError, match=r"less than 2\*\*30"):
         jattn.attention(Q, KEY, V, key_positions=positions, query_positions="end")
+
+
+def test_a_traced_position_of_a_wide_dtype_never_becomes_another():
+    def placed(positions):
+        sizes = Sizes((), 1, 2, 1, 1, 1)
+        return jax.jit(lambda x: check_positions("f", "x", x, "S", sizes))(positions)
+
+    got = placed(np.array([2**32 - 5, 7], np.uint32))
+    assert got.dtype == np.int32 and got.tolist() == [2**30, 7]
+    with jax.enable_x64(True):
+        assert placed(np.array([2**32 + 5, -(2**40)])).tolist() == [2**30, -(2**30)]
 
 
 def test_the_cure_for_a_mask_of_two_axes_works():

@@ -19,7 +19,8 @@ from oracle import (
 )
 
 import jattn
-from jattn import KVCache, masks
+from jattn import KVCache, choice, masks
+from jattn.layer_cache import place_after
 
 B, H, D, TOKENS, SLOTS = 2, 5, 7, 64, 67
 HEADS = {"MHA": (3, 3), "GQA": (6, 3), "MQA": (3, 1)}
@@ -174,11 +175,47 @@ def test_every_algorithm_reads_the_cache():
             assert_close(x, y)
 
 
+def test_many_queries_stand_in_several_tiles(monkeypatch):
+    monkeypatch.setattr(choice, "MANY", 4)  # two queries of two heads
+    q, k, v = vectors(length=7)
+
+    def prefill(cache, *x, **options):
+        cache = cache.append(*x[1:]).append(*x[1:])
+        return cache.attend(x[0], mask=masks.causal(), stats=True, **options)
+
+    got = jit(prefill)(make(), q, k, v)
+    want = jit(functools.partial(prefill, implementation="reference"))(make(), q, k, v)
+    for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        assert_close(x, y)
+
+
+def test_steps_drop_what_one_call_for_all_tokens_drops():
+    how = dict(dropout_rate=0.4, dropout_rng=jax.random.key(3))
+    q, k, v = vectors(length=9)
+
+    @jit
+    def step(cache, q, k, v):
+        cache = cache.append(k, v)
+        return cache, cache.attend(q, mask=masks.causal(), **how)
+
+    cache, outs = make(5, window=3), []
+    for at in (0, 3, 6):
+        cache, out = step(cache, *(x[:, at : at + 3] for x in (q, k, v)))
+        outs.append(out)
+    mask = masks.causal() & masks.sliding_window(2)
+    want = jattn.attention(q, k, v, mask=mask, implementation="reference", **how)
+    assert_close(np.concatenate(outs, axis=1), want)
+
+
 def test_overflow_is_an_error_outside_jit_and_nan_and_a_flag_inside():
     q, k, v = vectors(length=7)
-    cache, before = decode(make(9), q, k, v)
-    with pytest.raises(ValueError, match=r"a slot for every token.* length=7, t=7"):
-        cache.append(k, v)
+    cache, before = decode(make(9), q, k, v, np.array([3, 7], np.int32))
+    with pytest.raises(ValueError, match=r"every token.* length=7, t=3 in row=1, with"):
+        cache.append(k, v, [6, 3])
+    for lengths in ([2, 8], [2, -1]):
+        wrong, out = decode(make(9), q, k, v, np.array(lengths, np.int32))
+        assert wrong.overflowed.tolist() == [False, True]
+        assert np.isnan(out[1]).all() and not np.isnan(out[0]).any()
     cache, out = decode(cache, q, k, v, np.array([1, 3], np.int32))
     assert cache.overflowed.tolist() == [False, True]
     assert np.isnan(out[1]).all() and not np.isnan(out[0]).any()
@@ -190,13 +227,18 @@ def test_overflow_is_an_error_outside_jit_and_nan_and_a_flag_inside():
     assert np.isnan(out[1]).all(), "from then on"
 
 
-def test_checkify_catches_an_overflow():
-    checked = jax.jit(checkify.checkify(lambda cache, k, v: cache.append(k, v)))
+def test_checkify_catches_what_is_wrong_and_nothing_else():
+    errors = checkify.user_checks | checkify.index_checks
+    checked = jit(checkify.checkify(KVCache.append, errors=errors))
     _, k, v = vectors(length=7)
-    error, cache = checked(make(9), k, v)
+    full, ragged, wrong = np.array([[7, 7], [0, 3], [0, 8]], np.int32)
+    error, cache = checked(make(9), k, v, full)
     assert error.get() is None
-    error, _ = checked(cache, k, v)
-    assert "more tokens than slots" in error.get()
+    assert "more tokens than slots" in checked(cache, k, v, full)[0].get()
+    assert checked(make(9), k, v, ragged)[0].get() is None
+    assert "lengths are not from 0" in checked(make(9), k, v, wrong)[0].get()
+    one = KVCache.init(1, 9, 3, H, v_head_dim=D, dtype="float32")
+    assert checked(one, k[:1, :1], v[:1, :1])[0].get() is None
 
 
 @pytest.mark.slow
@@ -263,8 +305,21 @@ def test_bad_input_is_refused_in_letters():
     refused(lambda: make(7, window=8), "window must not exceed")
     refused(lambda: make(dtype="int8"), "dtype must be floating point")
     refused(lambda: filled.attend(q[:, :, :5]), "N=5", "K=3")
-    refused(lambda: filled.attend(q, key_positions=j), "key_positions")
-    refused(lambda: filled.attend(q, maks=None), "maks")
+    refused(lambda: filled.attend(q, key_positions=j), "Give positions to append")
+    refused(lambda: filled.attend(q, maks=None), "those of attention", "'maks'")
+    refused(lambda: filled.attend(q, query_positions="end"), "'end'. Leave them out")
+    place = filled.length[:, None]
+    refused(lambda: place_after("f", place, q[:1, :, 0], None), "B=2", "(1, 7, 5)")
+    small = np.ones((1, 1, 7, 7), bool)
+    refused(
+        lambda: filled.attend(q, mask=small), "mask must be", "(1, 1, 7, 7)", "S is"
+    )
+    rolling, counted = make(14, window=7).append(k, v), masks.lengths(np.array([3, 4]))
+    counted = masks.causal() & ~counted
+    refused(lambda: rolling.attend(q, mask=counted), "lengths counts", "masks.prefix")
+    refused(lambda: make(dtype=None), "dtype must be floating point", "None")
+    refused(lambda: make(dtype="floot"), "dtype must be floating point", "'floot'")
+    refused(lambda: make(dtype="float64"), "without jax_enable_x64")
     refused(lambda: filled.attend(q, empty_rows="mean"), "empty_rows")
 
 

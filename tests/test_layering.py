@@ -26,6 +26,7 @@ LAYERS = [
         "jattn.adapter",
         "jattn.cache",
         "jattn.cache_arguments",
+        "jattn.cache_slots",
         "jattn.layer",
         "jattn.layer_cache",
         "jattn.layer_call",

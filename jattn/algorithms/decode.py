@@ -1,9 +1,10 @@
 """Few queries against many keys, as in decoding: the keys are split.
 
-All queries stand in one tile, whose keys are a block. The live blocks of a plan are
-dealt to a few parts; each part is a fold of `SoftmaxState`, and the states of the parts
-are merged as a tree. Of keys and values only live blocks are read, each where it lies,
-so time and memory follow what is filled and not what there is room for.
+Queries stand in one tile, or in one after the other if they are many; its keys are a
+block. The live blocks of a plan are dealt to a few parts; each part is a fold of
+`SoftmaxState`, and the states of the parts are merged as a tree. Of keys and values
+only live blocks are read, each where it lies, so time and memory follow what is filled
+and not what there is room for.
 
 Derivatives are those of `blockwise`.
 
@@ -164,9 +165,34 @@ def _attend(
     spec: AttentionSpec,
     cached: bool,
 ) -> tuple[jax.Array, jax.Array, Stats | None]:
+    q = jnp.where(jnp.isfinite(q).all(axis=1, keepdims=True), q, jnp.nan)
+    grid = Grid.of(q.shape[0], v.shape[0], *spec.block_sizes)
+    if grid.num_rows == 1:
+        return _row(q, k, v, pairs, spec, cached)
+
+    def row(start: jax.Array) -> Any:
+        queries = lax.dynamic_slice_in_dim(q, start, grid.block_q)
+        rules = take(pairs, "T", start, grid.block_q)
+        return _row(queries, k, v, rules, spec, cached)
+
+    def joined(x: jax.Array) -> jax.Array:
+        before = x[:-1].reshape(-1, *x.shape[2:])
+        return jnp.concatenate((before, x[-1, grid.shared_queries :]))
+
+    return jax.tree.map(joined, lax.map(row, grid.row_starts))
+
+
+def _row(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pairs: Pairs,
+    spec: AttentionSpec,
+    cached: bool,
+) -> tuple[jax.Array, jax.Array, Stats | None]:
+    """Attention of the queries of one tile."""
     num_queries, (num_keys, width) = q.shape[0], v.shape
     grid = Grid.of(num_queries, num_keys, num_queries, spec.block_sizes[1])
-    q = jnp.where(jnp.isfinite(q).all(axis=1, keepdims=True), q, jnp.nan)
     head = _Head(q, k, v, pairs, spec, cached, grid)
     part = functools.partial(head.part, make_plan(pairs, grid))
     states = lax.map(part, np.arange(PARTS))

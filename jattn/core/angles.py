@@ -34,9 +34,9 @@ def cos_sin(
     pairs and positions up to 2^30.
 
     Args:
-        positions: int32, (*B, T), within +-2**30. Numpy's make numpy's tables, while
-            these are small.
-        frequencies: radians per position, each within +-2**30.
+        positions: int32, (*B, T), 2**30 at most in size. Numpy's make numpy's
+            tables, while these are small.
+        frequencies: radians per position, each less than 2**30 in size.
         dtype: float32 or float64.
 
     Returns:

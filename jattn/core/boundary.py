@@ -96,10 +96,13 @@ def check_floating(caller: str, name: str, array: Any) -> None:
         )
 
 
-def check_rule(caller: str, argument: str, rule: Rule | None, sizes: Sizes) -> None:
+def check_rule(
+    caller: str, argument: str, rule: Rule | None, sizes: Sizes, hint: str = ""
+) -> None:
     """Raises ValueError unless every array of `rule` has the axes it declares.
 
-    An array that is all there is of an argument has its name, others their path.
+    An array that is all there is of an argument has its name, others their path. The
+    error ends with the hint.
     """
     if rule is None:
         return
@@ -121,7 +124,7 @@ def check_rule(caller: str, argument: str, rule: Rule | None, sizes: Sizes) -> N
             shown = str(want).replace("-1", WHOLE)
             raise ValueError(
                 f"{caller}: {name} must be ({axes}), {sizes_of}, here {shown}, but "
-                f"got {got}. {_cure(got, want, letters)}"
+                f"got {got}. {_cure(got, want, letters)}{hint}"
             )
 
 
@@ -197,7 +200,8 @@ def check_positions(
 ) -> Any:
     """Positions as an argument, of the rank of (*B, T) or (*B, S), `letter` in full.
 
-    They lie within +-2**30, so that the difference of two fits int32.
+    They are less than 2**30 in size, so that the difference of two fits int32. Traced
+    ones of a wider dtype that are not become 2**30, or -2**30, which is no other's.
 
     Raises:
         TypeError: they are not integers.
@@ -227,9 +231,13 @@ def check_positions(
     known = array.size and not isinstance(array, jax.core.Tracer)
     if known and np.abs(np.asarray(array, np.float64)).max() >= 2**30:
         raise ValueError(
-            f"{caller}: {name} must lie within +-2**30, so that their differences fit "
-            f"int32, but got {array.min()} to {array.max()}. Count from another start."
+            f"{caller}: {name} must be less than 2**30 in size, so that differences "
+            f"fit int32, but got {array.min()} to {array.max()}. Count from another "
+            "start."
         )
+    limits = np.iinfo(array.dtype)
+    if isinstance(array, jax.core.Tracer) and limits.max > np.iinfo(np.int32).max:
+        array = jnp.clip(array, max(-(2**30), limits.min), 2**30)
     array = array.astype(np.int32)
     if array.shape[-1] != want[-1]:
         numpy = jnp if isinstance(array, jax.Array) else np

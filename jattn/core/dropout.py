@@ -29,8 +29,8 @@ class Dropout(Rule):
         rate: the share that is dropped.
         query_key: a 32-bit key for the queries of a head.
         key_key: another one for its keys.
-        query_index: of each query, from 0 to T - 1.
-        key_index: of each key, from 0 to S - 1.
+        query_index: of each query, from 0 to T - 1, or what stands for it.
+        key_index: of each key, from 0 to S - 1, likewise.
     """
 
     positional = False
@@ -38,8 +38,8 @@ class Dropout(Rule):
     rate: float
     query_key: Array = leaf("BN")
     key_key: Array = leaf("BN")
-    query_index: Array = leaf("T")
-    key_index: Array = leaf("S")
+    query_index: Array = leaf("BT")
+    key_index: Array = leaf("BS")
 
     def kept(self, weights: jax.Array) -> jax.Array:
         """Weights (T, S), those that are kept divided by 1 - rate, others 0."""
@@ -54,8 +54,8 @@ def dropout_of(
     rate: float,
     rng: jax.Array | Shared,
     shape: tuple[int, ...],
-    num_queries: int,
-    num_keys: int,
+    query_index: Array,
+    key_index: Array,
 ) -> Dropout:
     """The dropout of T x S weights in each of `shape`, (*B, N).
 
@@ -63,8 +63,8 @@ def dropout_of(
         rate: the share that is dropped, in [0, 1).
         rng: a key of `jax.random`; `Shared` gives all the pattern of the first.
         shape: (*B, N).
-        num_queries: T.
-        num_keys: S.
+        query_index: integers, (T,) or (*B, T), by which queries are told apart.
+        key_index: (S,) or (*B, S), likewise.
     """
     if isinstance(rng, Shared):
         rng, shape = rng.rng, (1,) * len(shape)
@@ -75,8 +75,8 @@ def dropout_of(
         rate,
         query_key,
         _mixed(query_key ^ seeds[1]),
-        np.arange(num_queries, dtype=np.uint32),
-        np.arange(num_keys, dtype=np.uint32),
+        query_index.astype(np.uint32),
+        key_index.astype(np.uint32),
     )
 
 

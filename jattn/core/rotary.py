@@ -44,8 +44,8 @@ def rotary(
 
     Args:
         x: queries or keys, (*B, T, N, H).
-        positions: integers that broadcast to (*B, T), within +-2**30; default 0 to
-            T - 1.
+        positions: integers that broadcast to (*B, T), less than 2**30 in size;
+            default 0 to T - 1.
         base: the largest wavelength is close to 2 pi base; default 10,000.
         style: which channels are a pair: "half" (i and i + R/2, as in GPT-NeoX and
             Llama) or "interleaved" (2i and 2i + 1, as in the paper). Weights trained
@@ -158,9 +158,9 @@ def _checked_frequencies(given: Any, size: int) -> tuple[float, ...]:
     array = np.asarray(given, np.float64)
     if array.shape != (size // 2,) or not (np.abs(array) < 2**30).all():
         raise ValueError(
-            f"rotary: frequencies must be (R/2,), here ({size // 2},), and within "
-            f"+-2**30, but got {array} of shape {array.shape}. Give one for each pair "
-            "of channels, in radians per position."
+            f"rotary: frequencies must be (R/2,), here ({size // 2},), and less than "
+            f"2**30 in size, but got {array} of shape {array.shape}. Give one for each "
+            "pair of channels, in radians per position."
         )
     return tuple(array.tolist())
 
