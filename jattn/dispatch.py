@@ -44,8 +44,9 @@ def attention(
 
     A query that may look at no key gets 0. A NaN or an Inf in a vector makes exactly
     those queries NaN that may look at it, and nothing else. A score that overflows to
-    -inf has a weight of 0, as arithmetic says. Positions are less than 2**30 in size. Policies
-    of `jax.checkpoint` find out and lse under "attention_out" and "attention_lse".
+    -inf has a weight of 0, as arithmetic says. Positions are less than 2**30 in size.
+    Policies of `jax.checkpoint` find out and lse under the names "attention_out" and
+    "attention_lse".
 
     Args:
         query: (*B, T, N, H), floating point.
