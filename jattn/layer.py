@@ -75,6 +75,26 @@ def positive(caller: str, **counts: int) -> None:
         static_int(caller, name, count, 1)
 
 
+def flags(caller: str, **given: Any) -> None:
+    """Raises TypeError unless each is True or False, which a string is not."""
+    for name, value in given.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(
+                f"{caller}: {name} must be True or False, but got {value!r}. It is "
+                "static, a part of the program."
+            )
+
+
+def check_arrays(caller: str, **given: Any) -> None:
+    """Raises TypeError unless each is an array, or None."""
+    for name, x in given.items():
+        if x is not None and not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            raise TypeError(
+                f"{caller}: {name} must be an array, but got {type(x).__name__}. "
+                "Convert it with jnp.asarray."
+            )
+
+
 def qk_norm_of(caller: str, qk_norm: str | None, normalize_qk: bool) -> str | None:
     """How queries and keys are normalised: "layer", "rms", "l2" or None.
 
@@ -144,7 +164,8 @@ def inputs_of(
 
 
 def check_width(caller: str, name: str, x: jax.Array, width: int) -> None:
-    """Raises ValueError unless x is (*B, T, width), or (*B, S, width)."""
+    """Raises unless x is an array (*B, T, width), or (*B, S, width)."""
+    check_arrays(caller, **{name: x})
     if x.ndim < 2 or x.shape[-1] != width:
         letter = "T" if name == "inputs_q" else "S"
         raise ValueError(
@@ -154,12 +175,19 @@ def check_width(caller: str, name: str, x: jax.Array, width: int) -> None:
 
 
 def key_positions_of(
-    inputs_k: jax.Array | None, query_positions: Any, key_positions: Any
+    inputs_q: jax.Array,
+    inputs_k: jax.Array | None,
+    query_positions: Any,
+    key_positions: Any,
 ) -> Any:
-    """The positions of the keys; those of self-attention stand where its queries do."""
+    """The positions of the keys; those of self-attention stand where its queries do.
+
+    It is self-attention if inputs_k is left out, or the very array inputs_q.
+    """
     if key_positions is not None:
         return key_positions
-    if inputs_k is not None or isinstance(query_positions, str):
+    of_others = inputs_k is not None and inputs_k is not inputs_q
+    if of_others or isinstance(query_positions, str):
         return None
     return query_positions
 

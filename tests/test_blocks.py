@@ -1,6 +1,7 @@
 """Blocks against the same in numpy, and what configs and embeddings promise."""
 
 import dataclasses
+import pickle
 
 import chex
 import jax
@@ -100,17 +101,16 @@ def test_the_past_knows_nothing_of_what_a_decoder_block_sees_later():
     assert both.any(-1).all()
 
 
-def test_sinusoidal_positions_are_those_of_the_paper():
-    positions = np.array([[0, 1, 70_001]])
-    got = sinusoidal(positions, 6)
-    for place, p in enumerate(positions[0]):
-        for i in range(3):
-            angle = p / 10_000 ** (2 * i / 6)
-            want = np.sin(angle), np.cos(angle)
-            # An angle in float32 is as exact as the position is large.
-            np.testing.assert_allclose(
-                got[0, place, 2 * i : 2 * i + 2], want, atol=4e-3
-            )
+def test_sinusoidal_positions_are_those_of_the_paper_near_and_far(x64):
+    positions = np.array([[0, 1, 70_001, 2**29, -3]])
+    angles = positions[..., None] / 10_000 ** (np.arange(0, 6, 2) / 6)
+    want = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(1, 5, 6)
+    for dtype, error in (("float32", 2e-7), ("float64", 1e-7), ("bfloat16", 2e-7)):
+        got = sinusoidal(positions, 6, dtype)
+        assert got.dtype == ("float64" if dtype == "float64" else "float32")
+        np.testing.assert_allclose(got, want, rtol=0, atol=error)
+    with pytest.raises(ValueError, match="sinusoidal: width must be even"):
+        sinusoidal(positions, 5)
 
 
 def test_embeddings_are_rows_of_their_tables():
@@ -134,6 +134,10 @@ def test_what_no_table_holds_is_nan():
     unknown = np.isnan(layer(tokens, positions)).all(-1)
     assert known[0].tolist() == [True, False, False, False]
     assert unknown[0].tolist() == [False, True, True, True]
+    far = np.array([[5, 2**32 + 5, -(2**32) + 5]])
+    assert np.isnan(layer(far, 0 * far)).all(-1).tolist() == [[False, True, True]]
+    assert np.isnan(layer(far[:, 1:].astype(np.uint64))).all()
+    assert np.isfinite(layer(np.array([[5]], np.int8))).all()
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
@@ -199,13 +203,53 @@ def test_a_config_is_a_value_whose_defaults_follow_from_the_rest():
         (dict(max_length=7), "got positions='none', max_length=7"),
         (dict(rope=jattn.rotary), 'rope is used with positions="rotary" only'),
         (dict(d_model=9, positions="sinusoidal"), "an even d_model, but got d_model=9"),
-        (dict(dropout_rate=1.0), "below 1, but got dropout_rate=1.0"),
+        (dict(dropout_rate=1.0), r"dropout_rate must be in \[0, 1\), but got 1.0"),
+        (dict(qk_norm="rmz"), "qk_norm must be one of .* Did you mean 'rms'"),
+        (dict(norm_epsilon=0.0), "norm_epsilon must be positive and finite"),
+        (dict(positions="learned", max_length=0), "max_length must be an int, 1 or"),
     ],
     ids=id_of,
 )
 def test_a_config_that_means_nothing_is_refused(options, message):
     with pytest.raises(ValueError, match=f"TransformerConfig: .*{message}"):
         tiny(**options)
+
+
+def test_an_option_of_another_kind_is_refused_by_its_name():
+    flags = "norm_first sinks use_bias tie_embeddings scan_layers scale_embeddings"
+    wrong = dict.fromkeys(flags.split(), "no") | dict(
+        num_heads="3",
+        norm_epsilon="small",
+        dropout_rate="much",
+        dtype=jnp.int32,
+        param_dtype=jnp.int32,
+        remat="yes",
+        rope=3,
+        kernel_init=3,
+        num_layers=None,
+    )
+    for name, option in wrong.items():
+        with pytest.raises(TypeError, match=f"TransformerConfig: {name} must be "):
+            tiny(**{"positions": "rotary", name: option})
+    with pytest.raises(TypeError, match="max_length must be an int"):
+        tiny(positions="learned", max_length=4.5)
+
+
+def test_a_config_can_be_pickled():
+    config = tiny(positions="rotary", rope=jattn.rope.linear(2.0), qk_norm="l2")
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_rngs_and_what_blocks_would_ignore_are_refused():
+    for make in (Decoder, EncoderBlock, FeedForward, Embedding):
+        with pytest.raises(TypeError, match=f"{make.__name__}: rngs must be nnx.Rngs"):
+            make(TINY, rngs=0)
+    layer, _ = made_of(EncoderBlock, TINY)
+    cache = jattn.KVCache.init(2, 7, 3, 4, dtype=jnp.float32)
+    with pytest.raises(ValueError, match="EncoderBlock: .* has no cache"):
+        layer(F32, cache=cache)
+    with pytest.raises(TypeError, match="is_causal must be True or False"):
+        made_of(DecoderBlock, TINY)[0](F32, is_causal="no")
 
 
 @pytest.mark.parametrize(
@@ -229,3 +273,6 @@ def test_a_block_takes_a_memory_or_a_cache_that_holds_it():
     layer, _ = made_of(EncoderDecoderBlock, TINY)
     with pytest.raises(ValueError, match="memory must be given, .* but got neither"):
         layer(F32)
+    for memory in (MEMORY[..., :5], np.ones((2, 7), int)):
+        with pytest.raises(ValueError, match=r"memory must be \(B, S, d_model\)"):
+            layer(F32, memory)

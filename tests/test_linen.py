@@ -184,7 +184,7 @@ def test_beyond_flax_it_is_the_nnx_module_with_the_same_parameters(options):
 
     def outs(call):
         causal = call(X, is_causal=True)
-        moved = call(X, mask=masks.causal(), query_positions=np.arange(5) + 3)
+        moved = call(X, X, mask=masks.causal(), query_positions=np.arange(5) + 3)
         return causal, moved, call(X, MEMORY, **RULES)
 
     @jit
@@ -596,6 +596,8 @@ def test_what_is_of_the_wrong_kind_is_refused():
     for options, x, kind, text in (
         (dict(rope=3), X, TypeError, "rope must be a function"),
         (dict(attention_fn=3), X, TypeError, "attention_fn must be a function"),
+        (dict(sinks="no"), X, TypeError, "sinks must be True or False"),
+        ({}, [[1.0]], TypeError, "inputs_q must be an array, but got list"),
         ({}, X[0, 0], ValueError, r"inputs_q must be \(\*B, T, 12\)"),
         ({}, X.astype(np.complex64), TypeError, "must be floating point.*complex64"),
     ):

@@ -317,6 +317,7 @@ def test_with_rope_only_distances_matter():
         return dict(
             start=layer(X, **causal),
             moved=layer(X, query_positions=at + 37, **causal),
+            named=layer(X, X, query_positions=at + 37, **causal),
             last=layer(X[:, -2:], X, query_positions="end", **causal),
             apart=layer(X, **places),
             projected=layer.out(jattn.attention(q, k, v)),
@@ -325,6 +326,7 @@ def test_with_rope_only_distances_matter():
     rope = functools.partial(jattn.rotary, base=100.0)
     out = run(call, make(rope=rope, head_dim=6))
     np.testing.assert_allclose(out["moved"], out["start"], atol=2e-5)
+    assert_same_outputs(out["named"], out["moved"])
     assert_close(out["last"], np.asarray(out["start"][:, -2:]))
     assert_same_outputs(out["apart"], out["projected"])
     with pytest.raises(ValueError, match="T != S"):
@@ -624,6 +626,21 @@ def test_constructors_that_contradict_are_refused(options, text):
 def test_calls_that_do_not_fit_are_refused(call, text):
     with pytest.raises(ValueError, match="(?s)MultiHeadAttention: .*" + text):
         jax.eval_shape(lambda: call(make()))
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda: make()([[1.0]]), "inputs_q must be an array, but got list"),
+        (lambda: make()(X, [[1.0]]), "inputs_k must be an array, but got list"),
+        (lambda: make()(X, is_causal="no"), "is_causal must be True or False"),
+        (lambda: make(sinks=np.zeros(4)), "sinks must be True or False"),
+        (lambda: MultiHeadAttention(4, 12, rngs=0), "rngs must be nnx.Rngs"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_refused(call, text):
+    with pytest.raises(TypeError, match="^MultiHeadAttention: " + text):
+        call()
 
 
 def test_statistics_of_another_function_are_refused():

@@ -231,7 +231,7 @@ def test_positions_of_a_kv_cache_turn_and_are_stored():
         (dict(cache=True, query_positions="end"), "must be integers, but got 'end'"),
         (dict(cache=True, inputs_k=X[:, :2]), "of the T tokens of inputs_q"),
         (dict(cache=dict()), "cache must be a jattn.KVCache, but got dict"),
-        (dict(decode=True, inputs_q=X[:1]), r"\(1, 5, 2, 3\).*init_cache"),
+        (dict(decode=True, inputs_q=X[:1]), r"\(1, 5, 2, 3\).*for this batch"),
     ],
     ids=str,
 )
@@ -249,5 +249,14 @@ def test_a_kv_cache_takes_the_default_function_only():
     layer = make(attention_fn=nnx.dot_product_attention)
     with pytest.raises(ValueError, match="with an attention_fn.*got cache"):
         layer(X, cache=fresh(layer))
+
+
+def test_a_cache_of_other_tokens_is_refused():
+    layer = make()
+    for shape in (12, (12,), (2, 7, 5)):
+        with pytest.raises(ValueError, match="init_cache: input_shape must be .*=12"):
+            layer.init_cache(shape)
     with pytest.raises(ValueError, match="the number of slots must be an int"):
-        layer.init_cache((12,))
+        layer.init_cache((2, 0, 12))
+    with pytest.raises(TypeError, match="dtype must be floating point"):
+        layer.init_cache((2, 7, 12), jnp.int32)

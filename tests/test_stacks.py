@@ -456,11 +456,7 @@ def test_bfloat16_computes_with_float32_parameters_norms_and_logits():
 def test_a_cache_of_another_model_is_refused():
     model = made()
     one = model.init_cache(2, 7)
-    for cache in (
-        one[:1],
-        one[0],
-        made(scan_layers=True).init_cache(2, 7),
-    ):
+    for cache in (one[:1], one[0], jax.tree.map(lambda *x: jnp.stack(x), *one)):
         with pytest.raises(
             ValueError, match="cache must be that of a model with num_l"
         ):
@@ -474,14 +470,21 @@ def test_a_cache_of_another_model_is_refused():
 def test_what_a_decoder_would_ignore_is_refused():
     model = made()
     memory = np.ones((2, 7, 12), np.float32)
-    with pytest.raises(ValueError, match="lengths"):
+    with pytest.raises(ValueError, match="Decoder: lengths are for a cache"):
         model(TOKENS, lengths=np.array([3, 4]))
+    with pytest.raises(TypeError, match="Decoder: positions must be integers, but got"):
+        model(TOKENS, positions="end")
     with pytest.raises(ValueError, match="memory and memory_mask are for cross-att"):
         model(TOKENS, memory)
     with pytest.raises(ValueError, match="memory and memory_mask are for cross-att"):
         model.init_cache(2, 7, memory=memory)
-    with pytest.raises(ValueError, match=r"batch=3, memory=\(2, 7, 12\)"):
-        made(EncoderDecoder).decoder.init_cache(3, 7, memory=memory)
+    both = made(EncoderDecoder)
+    with pytest.raises(ValueError, match=r"here B=3, d_model=12, but got \(2, 7, 12\)"):
+        both.decoder.init_cache(3, 7, memory=memory)
+    with pytest.raises(ValueError, match=r"Decoder: memory .* B=1, .* \(2, 7, 12\)"):
+        both.decode(TOKENS[:1], memory)
+    with pytest.raises(TypeError, match="EncoderDecoder: mask must be"):
+        both(TOKENS, TOKENS, source_mask=[[1, 0]])
     with pytest.raises(ValueError, match="same d_model, but got 12 and 24"):
         EncoderDecoder(tiny(d_model=24), TINY, rngs=nnx.Rngs(0))
 
@@ -490,8 +493,103 @@ def test_a_prompt_is_neither_empty_nor_longer_than_the_cache():
     model = made()
     with pytest.raises(ValueError, match=r"T at least 1, but got \(2, 0\)"):
         model(TOKENS[:, :0], cache=model.init_cache(2, 7))
-    with pytest.raises(ValueError, match="capacity=6"):
-        model(TOKENS, cache=model.init_cache(2, 6))
+    for options in (dict(), dict(scan_layers=True), dict(remat=True)):
+        model = made(**options)
+        with pytest.raises(ValueError, match="Decoder: .* capacity=6"):
+            model(TOKENS, cache=model.init_cache(2, 6))
+    with pytest.raises(ValueError, match=r"tokens \(2, 7\), a cache of B=3"):
+        model(TOKENS, cache=model.init_cache(3, 7))
+
+
+@pytest.fixture
+def compiled():
+    """How long each compilation took."""
+    durations = []
+
+    def listen(event, duration, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            durations.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield durations
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(dict(scan_layers=True, remat=True), id="stacked"),
+        pytest.param(dict(remat=True), id="listed", marks=pytest.mark.slow),
+    ],
+)
+def test_a_second_call_outside_jit_compiles_nothing(compiled, options):
+    model = made(num_layers=1, **options)
+    cache = model.init_cache(2, 3)
+    counts = []
+    for step in range(3):
+        rule = masks.prefix(np.array([step, 2]))  # other data
+        model(TOKENS, mask=rule)
+        _, cache = model(TOKENS[:, :1], mask=rule, cache=cache)
+        counts.append(len(compiled))
+    assert 0 < counts[0] and counts[1] == counts[2]
+
+
+def test_memory_of_decoding_stacked_layers_is_that_of_one_token():
+    model = made(scan_layers=True)
+    graphdef, state = nnx.split(model)
+
+    def step(state, cache):
+        return nnx.merge(graphdef, state)(TOKENS[:, :1], cache=cache)
+
+    sizes = []
+    for capacity in (1000, 3000):
+        cache = model.init_cache(2, capacity)
+        compiled = jit(step, donate_argnums=1).lower(state, cache).compile()
+        stored = sum(x.nbytes for x in jax.tree.leaves(cache))
+        sizes.append((compiled.memory_analysis().temp_size_in_bytes, stored))
+    (less, few), (more, many) = sizes
+    # A copy of one of the two layers would be half. The rules know of each slot.
+    assert (more - less) / (many - few) < 0.3
+
+
+def test_cross_attention_knows_where_tokens_stand():
+    model = made(EncoderDecoder, num_layers=1).decoder
+    memory = 0.4 * np.random.default_rng(2).normal(size=(2, 5, 12)).astype(np.float32)
+    places = np.stack([np.arange(7), np.arange(7)[::-1]])
+    rule = masks.causal()
+
+    @jit
+    def run(tokens):
+        dense = places[:, None, :, None] >= np.arange(5)
+        full = model(tokens, memory, memory_mask=rule)
+        want = model(tokens, memory, memory_mask=dense[:1])
+        cache, parts = model.init_cache(2, 7, memory=memory), []
+        for part in (slice(0, 5), slice(5, 7)):
+            out, cache = model(tokens[:, part], memory_mask=rule, cache=cache)
+            parts.append(out)
+        placed = model(tokens, memory, memory_mask=rule, positions=places)
+        placed_want = model(tokens, memory, memory_mask=dense, positions=places)
+        return want, (full, jnp.concatenate(parts, axis=1)), placed_want, placed
+
+    want, same, placed_want, placed = jax.tree.map(np.asarray, run(TOKENS))
+    for one in same:
+        assert_close(one, want)
+    assert_close(placed, placed_want)
+
+
+def test_trees_of_another_kind_are_not_stacked():
+    listed, stacked = (
+        nnx.to_pure_dict(nnx.state(made(scan_layers=x), nnx.Param))
+        for x in (False, True)
+    )
+    for tree in (stacked, {"blocks": [1]}, {"blocks": {}}):
+        with pytest.raises(ValueError, match="stack_layers: .* a tree for each layer"):
+            stack_layers(tree)
+    for tree in (listed, {"blocks": {}}, {"blocks": {"a": 1.0}}):
+        with pytest.raises(ValueError, match="unstack_layers: .* a first axis"):
+            unstack_layers(tree)
+    with pytest.raises(ValueError, match='with a part "blocks"'):
+        stack_layers({"a": 1})
 
 
 def test_a_cache_can_be_donated():

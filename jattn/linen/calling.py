@@ -10,7 +10,7 @@ import jax
 from jattn import layer_cache, layer_call
 from jattn.core.arguments import check_callable
 from jattn.dispatch import attention_weights
-from jattn.layer import module_mask
+from jattn.layer import flags, module_mask
 from jattn.prepare import check_rate
 
 CALLER = "MultiHeadDotProductAttention"
@@ -34,6 +34,7 @@ def check_fields(module: Any) -> None:
         NotImplementedError: there is an einsum for `jattn.attention`.
     """
     check_rate(CALLER, module.dropout_rate)
+    flags(CALLER, sinks=module.sinks)
     for name in ("rope", "attention_fn"):
         if getattr(module, name) is not None:
             check_callable(CALLER, name, getattr(module, name))

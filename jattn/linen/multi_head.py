@@ -174,8 +174,8 @@ class MultiHeadDotProductAttention(nn.Module):
             scale: default 1/sqrt(head_dim).
             query_positions: used by `rope` too. With a cache, where the new tokens
                 stand; by default they count on.
-            key_positions: used by `rope` too; of self-attention, by default those of
-                the queries.
+            key_positions: used by `rope` too; of self-attention, where inputs_k is left
+                out or the very array inputs_q, by default those of the queries.
             stats: whether to sow "attention_stats", a `jattn.Stats`, likewise.
             cache: what the new keys and values are appended to; queries attend to all
                 that it then holds, of which `mask` says what they may see.
@@ -188,6 +188,14 @@ class MultiHeadDotProductAttention(nn.Module):
             ValueError: shapes do not fit, or options contradict each other.
         """
         calling.check_fields(self)
+        layer.flags(CALLER, is_causal=is_causal, sow_weights=sow_weights, stats=stats)
+        layer.check_arrays(
+            CALLER,
+            inputs_q=inputs_q,
+            inputs_k=inputs_k,
+            inputs_v=inputs_v,
+            inputs_kv=inputs_kv,
+        )
         decode = self.decode and not self.is_initializing()
         layer_call.check_options(
             CALLER,
@@ -209,7 +217,7 @@ class MultiHeadDotProductAttention(nn.Module):
             place = layer_cache.place_after(CALLER, start, inputs_q, inputs_k, place)
             key_place = place
         else:
-            key_place = layer.key_positions_of(inputs_k, place, key_positions)
+            key_place = layer.key_positions_of(inputs_q, inputs_k, place, key_positions)
         query, key, value = self.project(
             inputs_q,
             inputs_k,
@@ -260,7 +268,9 @@ class MultiHeadDotProductAttention(nn.Module):
             key: (*B, S, K, H), likewise.
             value: (*B, S, K, D).
         """
-        key_positions = layer.key_positions_of(inputs_k, query_positions, key_positions)
+        key_positions = layer.key_positions_of(
+            inputs_q, inputs_k, query_positions, key_positions
+        )
         inputs_k, inputs_v = layer.inputs_of(CALLER, inputs_q, inputs_k, inputs_v)
         query, key, value = projections.to_heads(self, inputs_q, inputs_k, inputs_v)
         query, key = layer.turned(

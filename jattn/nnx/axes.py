@@ -53,13 +53,15 @@ AXIS_NAMES += ("layers",)
 
 
 def names_axes(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor whose module's parameters know the names of their axes.
+    """A constructor that checks its rngs, and names the axes of the parameters.
 
     They are names, no more: a model is made without a mesh, or within any.
     """
 
     @functools.wraps(init)
     def named(self: nnx.Module, *args: Any, **kwargs: Any) -> None:
+        if "rngs" in kwargs:
+            check_rngs(type(self).__name__, kwargs["rngs"])
         with nnx.use_eager_sharding(False):
             init(self, *args, **kwargs)
         for path, node in nnx.iter_graph(self):
@@ -68,6 +70,15 @@ def names_axes(init: Callable[..., None]) -> Callable[..., None]:
                     node.set_metadata(out_sharding=axes)
 
     return named
+
+
+def check_rngs(caller: str, rngs: Any) -> None:
+    """Raises TypeError unless they are `nnx.Rngs`."""
+    if not isinstance(rngs, nnx.Rngs):
+        raise TypeError(
+            f"{caller}: rngs must be nnx.Rngs, but got {type(rngs).__name__}. Make it "
+            "with nnx.Rngs(seed)."
+        )
 
 
 def _axes_of(path: tuple[Any, ...]) -> tuple[str, ...] | None:

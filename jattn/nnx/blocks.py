@@ -90,7 +90,15 @@ class EncoderBlock(Block):
 
         Returns:
             The shape and dtype of x.
+
+        Raises:
+            ValueError: there is a cache.
         """
+        if attention.get("cache") is not None:
+            raise ValueError(
+                "EncoderBlock: an encoder sees all tokens at once and has no cache, "
+                "but got cache. Use DecoderBlock(...)(x, is_causal=False, cache=cache)."
+            )
         x, _ = self._attend(x, deterministic, **attention)
         return self._feed_forward(x, deterministic)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jattn import layer_cache, layer_call
+from jattn.core.boundary import check_floating
 from jattn.layer import module_mask, positive
 
 CALLER = "MultiHeadAttention"
@@ -15,6 +16,7 @@ CALLER = "MultiHeadAttention"
 def init_cache(module: Any, shape: tuple[int, ...], dtype: Any) -> None:
     """Gives the module an empty cache for tokens (*B, S)."""
     positive(CALLER, **{"the number of slots": shape[-1] if shape else 0})
+    check_floating(CALLER, "dtype", jax.ShapeDtypeStruct((), dtype))
     keys = (*shape, module.num_kv_heads, module.head_dim)
     values = (*shape, module.num_kv_heads, module.v_head_dim)
     module.cached_key = nnx.Cache(jnp.zeros(keys, dtype))

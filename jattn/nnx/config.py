@@ -4,34 +4,27 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Dtype, Initializer
 
-from jattn.core.arguments import static_int
-from jattn.core.boundary import one_of
 from jattn.core.rotary import rotary
 from jattn.layer import Rope
+from jattn.nnx.option_kinds import GATED, SIZES, check_kinds
 
 Policy = Callable[..., Any]
 
-GATED = {"swiglu": nnx.silu, "geglu": nnx.gelu, "reglu": nnx.relu}
-PLAIN = {"gelu": nnx.gelu, "relu": nnx.relu, "silu": nnx.silu}
-NAMES = {
-    "norm": ("rms", "layer"),
-    "activation": (*GATED, *PLAIN),
-    "positions": ("rotary", "learned", "sinusoidal", "none"),
-}
-SIZES = (
-    "vocab_size",
-    "num_layers",
-    "d_model",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "v_head_dim",
-    "d_ff",
-)
+
+def of_kernels(*args: Any, **kwargs: Any) -> jax.Array:
+    """`flax.nnx.initializers.lecun_normal`, as a function that can be pickled."""
+    return nnx.initializers.lecun_normal()(*args, **kwargs)
+
+
+def of_embeddings(*args: Any, **kwargs: Any) -> jax.Array:
+    """A normal of variance 1 / d_model, likewise."""
+    scaled = nnx.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+    return scaled(*args, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,12 +79,16 @@ class TransformerConfig:
             `jax.checkpoint_policies` says what is kept. Attention's output is named
             "attention_out" and its log-sum-exp "attention_lse".
         scan_layers: whether the blocks are one, with stacked parameters, whose compile
-            time does not grow with depth.
+            time does not grow with depth; with a cache it does, as each has its own,
+            which is updated in place.
+
+    A config is a value: it has a hash, and can be pickled if its functions can. Those
+    that `flax.nnx.initializers` and `jax.checkpoint_policies` return cannot.
 
     Raises:
         ValueError: sizes are not positive or do not divide, a name is unknown, or an
             option would be ignored.
-        TypeError: a size is not an int.
+        TypeError: an option is of another kind than those above.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762; Xiong et al. 2020, arXiv:2002.04745
         (pre-LN); Zhang & Sennrich 2019, arXiv:1910.07467 (RMSNorm); Shazeer 2020,
@@ -128,26 +125,16 @@ class TransformerConfig:
     dropout_rate: float = 0.0
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
-    kernel_init: Initializer = nnx.initializers.lecun_normal()
+    kernel_init: Initializer = of_kernels
     out_kernel_init: Initializer | None = None
-    embedding_init: Initializer = nnx.initializers.variance_scaling(
-        1.0, "fan_in", "normal", out_axis=0
-    )
+    embedding_init: Initializer = of_embeddings
     remat: bool | Policy = False
     scan_layers: bool = False
 
     def __post_init__(self) -> None:
-        for name, options in NAMES.items():
-            one_of("TransformerConfig", name, getattr(self, name), options)
+        check_kinds(self)
         self._check_positions()
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(
-                "TransformerConfig: dropout_rate must be at least 0 and below 1, but "
-                f"got dropout_rate={self.dropout_rate}. 0 turns it off."
-            )
         sizes = {name: getattr(self, name) for name in SIZES} | self._defaults()
-        for name in SIZES:
-            static_int("TransformerConfig", name, sizes[name], 1)
         if self.num_heads % sizes["num_kv_heads"]:
             raise ValueError(
                 "TransformerConfig: num_heads must be a multiple of num_kv_heads, but "
@@ -179,7 +166,7 @@ class TransformerConfig:
         return {x: y for x, y in defaults.items() if getattr(self, x) is None}
 
     def _divided(self) -> int:
-        if self.num_heads < 1 or self.d_model % self.num_heads:
+        if self.d_model % self.num_heads:
             raise ValueError(
                 "TransformerConfig: num_heads must divide d_model, but got num_heads="
                 f"{self.num_heads}, d_model={self.d_model}. Or give head_dim."

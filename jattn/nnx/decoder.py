@@ -8,13 +8,14 @@ import numpy as np
 from flax import nnx
 
 from jattn.cache import KVCache
+from jattn.cache_arguments import check_overflow, counts_of
 from jattn.core.rules import Array, Mask, Score
 from jattn.nnx.axes import names_axes
 from jattn.nnx.blocks import DecoderBlock, make_norm
 from jattn.nnx.config import TransformerConfig
-from jattn.nnx.cross_block import BlockCache, EncoderDecoderBlock
-from jattn.nnx.embedding import Embedding, check_tokens
-from jattn.nnx.layers import make_layers, map_layers, run_layers
+from jattn.nnx.cross_block import BlockCache, EncoderDecoderBlock, check_memory
+from jattn.nnx.embedding import Embedding, check_places, check_tokens
+from jattn.nnx.layers import each_layer, make_layers, run_layers
 
 
 class Decoder(nnx.Module):
@@ -98,7 +99,7 @@ class Decoder(nnx.Module):
             positions: where the tokens stand, integers that broadcast to (B, T); packed
                 rows and padding on the left need them. Default 0 to T - 1, or with a
                 cache, counting on.
-            memory_mask: which of the S each token may look at.
+            memory_mask: which of the S, at 0 to S - 1, each token may look at.
             cache: of the tokens before: what `init_cache` or the last call returned.
                 These tokens are appended to it.
             lengths: with a cache, how many of the T tokens of each row are appended,
@@ -116,8 +117,19 @@ class Decoder(nnx.Module):
             TypeError: tokens or positions are not integers.
         """
         check_tokens("Decoder", tokens)
-        self._check_memory(memory, memory_mask)
-        start = None if cache is None else self._start(cache)
+        batch, num_tokens = tokens.shape
+        self._check_memory("Decoder", batch, memory, memory_mask)
+        if positions is not None:
+            positions = check_places("Decoder", positions, tokens.shape)
+        if cache is not None:
+            start = self._start(cache, tokens.shape, lengths)
+            count = np.arange(num_tokens, dtype=np.int32)
+            positions = start + count[None, :] if positions is None else positions
+        elif lengths is not None:
+            raise ValueError(
+                "Decoder: lengths are for a cache, but got lengths and cache=None. For "
+                "padding, give mask=jattn.masks.lengths(lengths)."
+            )
         options: dict[str, Any] = dict(
             mask=mask,
             is_causal=is_causal,
@@ -130,19 +142,11 @@ class Decoder(nnx.Module):
         )
         if self.cross_attention:
             options |= dict(memory=memory, memory_mask=memory_mask)
-
-        def step(block: Any, x: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-            out = block(x, cache=cache, **options)
-            return (out, None) if cache is None else out
-
-        if positions is None and start is not None:
-            count = np.arange(tokens.shape[1], dtype=np.int32)
-            positions = start[:, None] + count[None, :]
         x = self.embed(tokens, positions, deterministic=deterministic)
-        x, cache = run_layers(self.blocks, x, step, cache, self.config)
+        x, updated = run_layers(self.blocks, x, cache, self.config, **options)
         x = x if self.norm is None else self.norm(x)
         logits = self.embed.attend(x) if self.head is None else self.head(x)
-        return logits if start is None else (logits, cache)
+        return logits if cache is None else (logits, updated)
 
     def init_cache(
         self,
@@ -165,16 +169,14 @@ class Decoder(nnx.Module):
                 (B, S, d_model). It is projected here, once.
 
         Returns:
-            A pytree: a tuple with a `KVCache` for each block, or with scan_layers one
-            that is stacked.
+            A tuple with a `KVCache` for each block, of stacked ones too.
         """
         config: Any = self.config
-        self._check_memory(memory)
-        if self.cross_attention and (memory is None or memory.shape[0] != batch):
+        self._check_memory("Decoder.init_cache", batch, memory)
+        if self.cross_attention and memory is None:
             raise ValueError(
-                "Decoder.init_cache: memory must be (B, S, d_model), but got "
-                f"{batch=}, memory={None if memory is None else memory.shape}. Encode "
-                "a source for each row."
+                "Decoder.init_cache: with cross-attention memory must be (B, S, "
+                "d_model), but got memory=None. Encode a source for each row."
             )
 
         def of(block: Any) -> Any:
@@ -191,28 +193,43 @@ class Decoder(nnx.Module):
                 return tokens
             return BlockCache(tokens, block.project_memory(memory))
 
-        return map_layers(self.blocks, of, config)
+        return tuple(map(of, each_layer(self.blocks, config)))
 
-    def _start(self, cache: Any) -> jax.Array:
-        """How many tokens each row of the cache has, (B,)."""
-        layers, scanned = self.config.num_layers, self.config.scan_layers
+    def _start(
+        self, cache: Any, shape: tuple[int, ...], lengths: Array | None
+    ) -> jax.Array:
+        """How many tokens each row of the cache has, (B, 1)."""
+        layers = self.config.num_layers
         kind = BlockCache if self.cross_attention else KVCache
-        each = (cache,) if scanned else cache
-        known = isinstance(each, tuple) and all(isinstance(x, kind) for x in each)
-        if known and len(each) == (1 if scanned else layers):
-            length = (each[0].tokens if self.cross_attention else each[0]).length
-            if length.shape[:-1] == ((layers,) if scanned else ()):
-                return length[0] if scanned else length
-        raise ValueError(
-            f"Decoder: cache must be that of a model with num_layers={layers}, "
-            f"scan_layers={scanned}, cross_attention={self.cross_attention}, but got "
-            f"that of another, {jax.tree.map(jnp.shape, cache)}. Make it with the "
-            "init_cache of this model."
-        )
-
-    def _check_memory(self, memory: Any, memory_mask: Any = None) -> None:
-        if not self.cross_attention and not (memory is memory_mask is None):
+        known = isinstance(cache, tuple) and all(isinstance(x, kind) for x in cache)
+        if not known or len(cache) != layers:
             raise ValueError(
-                "Decoder: memory and memory_mask are for cross-attention, but got "
+                f"Decoder: cache must be that of a model with num_layers={layers}, "
+                f"cross_attention={self.cross_attention}, but got that of another, "
+                f"{jax.tree.map(jnp.shape, cache)}. Make it with the init_cache of "
+                "this model."
+            )
+        first: Any = cache[0].tokens if self.cross_attention else cache[0]
+        batch, num_tokens = shape
+        if first.length.shape != (batch,):
+            raise ValueError(
+                "Decoder: cache must have a row for each row of tokens, but got tokens "
+                f"{shape}, a cache of B={first.length.shape[0]}. Make one for this "
+                "batch with init_cache."
+            )
+        # Once, here, where numbers may be known that are not within a loop.
+        counts, _ = counts_of("Decoder", lengths, batch, num_tokens)
+        if first.window is None:
+            check_overflow("Decoder", first.length, counts, first.capacity)
+        return first.length[:, None]
+
+    def _check_memory(
+        self, caller: str, batch: int, memory: Any, memory_mask: Any = None
+    ) -> None:
+        if self.cross_attention and memory is not None:
+            check_memory(caller, memory, self.config.d_model, batch)
+        elif not self.cross_attention and not (memory is memory_mask is None):
+            raise ValueError(
+                f"{caller}: memory and memory_mask are for cross-attention, but got "
                 "cross_attention=False. Make the model with cross_attention=True."
             )

@@ -7,8 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jattn.core.angles import cos_sin
+from jattn.core.arguments import static_int
 from jattn.core.boundary import Sizes, check_positions
+from jattn.core.rotary import BASE, frequencies_of
 from jattn.core.rules import Array
+from jattn.core.softmax import accumulator
 from jattn.nnx.axes import names_axes
 from jattn.nnx.config import TransformerConfig
 
@@ -94,33 +98,38 @@ class Embedding(nnx.Module):
     def _of_positions(self, positions: Any, shape: tuple[int, ...]) -> jax.Array:
         if positions is None:
             positions = np.arange(shape[-1])
-            if (
-                self.config.max_length is not None
-                and shape[-1] > self.config.max_length
-            ):
+            longest = self.config.max_length
+            if longest is not None and shape[-1] > longest:
                 raise ValueError(
                     "Embedding: there are max_length learned positions, but got tokens "
-                    f"{shape}, max_length={self.config.max_length}. Cut the tokens, or "
-                    "use rotary positions."
+                    f"{shape}, max_length={longest}. Cut the tokens, or use rotary "
+                    "positions."
                 )
-        sizes = Sizes(shape[:-1], shape[-1], shape[-1], 1, 1, 1)
-        positions = check_positions("Embedding", "positions", positions, "T", sizes)
+        positions = check_places("Embedding", positions, shape)
         if self.position_embedding is None:
-            return sinusoidal(positions, self.config.d_model)
+            config: Any = self.config
+            return sinusoidal(positions, config.d_model, config.dtype)
         return _rows(self.position_embedding[...], positions)
 
 
-def sinusoidal(positions: Array, width: int) -> jax.Array:
+def sinusoidal(positions: Array, width: int, dtype: Any = jnp.float32) -> jax.Array:
     """Sines and cosines of each position, at frequencies in a geometric series.
 
         sin(p / 10000^(2i/width)) in channel 2i, cos of the same in 2i + 1
 
+    They are as exact at a large position as at a small one.
+
     Args:
-        positions: integers, (*B, T).
+        positions: integers, (*B, T), less than 2**30 in size.
         width: an even number of channels.
+        dtype: of the result, float32 at least.
 
     Returns:
-        (*B, T, width), float32.
+        (*B, T, width).
+
+    Raises:
+        ValueError: the width is not even, or a position is too large.
+        TypeError: positions are not integers.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
 
@@ -129,11 +138,23 @@ def sinusoidal(positions: Array, width: int) -> jax.Array:
         Array([[0.        , 1.        , 0.        , 1.        ],
                [0.84147096, 0.5403023 , 0.00999983, 0.99995   ]], dtype=float32)
     """
-    frequencies = (10_000.0 ** (-np.arange(0, width, 2) / width)).astype(np.float32)
-    frequencies = frequencies.reshape((1,) * np.ndim(positions) + (-1,))
-    angles = positions[..., None].astype(np.float32) * frequencies
-    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    if static_int("sinusoidal", "width", width, 2) % 2:
+        raise ValueError(
+            f"sinusoidal: width must be even, but got {width=}. Each frequency fills "
+            "two channels."
+        )
+    positions = check_places("sinusoidal", positions, np.shape(positions))
+    frequencies = tuple(frequencies_of(BASE, width).tolist())
+    wide = accumulator(jax.dtypes.canonicalize_dtype(dtype))
+    cos, sin = cos_sin(positions, frequencies, wide)
+    pairs = jnp.stack([sin, cos], axis=-1)
     return pairs.reshape(*positions.shape, width)
+
+
+def check_places(caller: str, positions: Any, shape: tuple[int, ...]) -> Any:
+    """Positions of tokens of that shape, (*B, T): int32, of its rank, T in full."""
+    sizes = Sizes(shape[:-1], shape[-1], shape[-1], 1, 1, 1)
+    return check_positions(caller, "positions", positions, "T", sizes)
 
 
 def check_tokens(caller: str, tokens: Any) -> None:
@@ -154,5 +175,10 @@ def check_tokens(caller: str, tokens: Any) -> None:
 
 def _rows(table: jax.Array, indices: Any) -> jax.Array:
     """NaN where there is no such row; counting from the end is no way to mean one."""
-    indices = jnp.where(indices < 0, table.shape[0], indices)
+    if indices.dtype.itemsize < 4:
+        indices = indices.astype(np.int32)
+    outside = (indices < 0) | (indices >= table.shape[0])
+    # In numpy, if they are numpy's: JAX would wrap int64 around before it compares.
+    numpy: Any = np if isinstance(indices, np.ndarray) else jnp
+    indices = numpy.where(outside, table.shape[0], indices).astype(np.int32)
     return jnp.take(table, indices, axis=0, mode="fill")

@@ -1,7 +1,5 @@
 """Vectors of tokens that see one another."""
 
-from typing import Any
-
 import jax
 from flax import nnx
 
@@ -9,7 +7,7 @@ from jattn.core.rules import Array, Mask, Score
 from jattn.nnx.axes import names_axes
 from jattn.nnx.blocks import EncoderBlock, make_norm
 from jattn.nnx.config import TransformerConfig
-from jattn.nnx.embedding import Embedding
+from jattn.nnx.embedding import Embedding, check_places, check_tokens
 from jattn.nnx.layers import make_layers, run_layers
 
 
@@ -73,20 +71,20 @@ class Encoder(nnx.Module):
             ValueError: shapes do not fit, or there is no token.
             TypeError: tokens or positions are not integers.
         """
+        check_tokens("Encoder", tokens)
+        if positions is not None:
+            positions = check_places("Encoder", positions, tokens.shape)
         x = self.embed(tokens, positions, deterministic=deterministic)
-        options: dict[str, Any] = dict(
+        x, _ = run_layers(
+            self.blocks,
+            x,
+            None,
+            self.config,
             mask=mask,
             score=score,
             scale=scale,
             query_positions=positions,
             deterministic=deterministic,
             stats=stats,
-        )
-        x, _ = run_layers(
-            self.blocks,
-            x,
-            lambda block, x, cache: (block(x, **options), cache),
-            None,
-            self.config,
         )
         return x if self.norm is None else self.norm(x).astype(x.dtype)

@@ -12,6 +12,7 @@ from jattn.nnx.axes import names_axes
 from jattn.nnx.config import TransformerConfig
 from jattn.nnx.decoder import Decoder
 from jattn.nnx.encoder import Encoder
+from jattn.prepare import rule_of
 
 
 class EncoderDecoder(nnx.Module):
@@ -134,7 +135,8 @@ class EncoderDecoder(nnx.Module):
 
 def _of_keys(mask: Any, num_keys: int, num_heads: int) -> Any:
     """A mask of the encoder as one of cross-attention, whose queries are others."""
-    rule = module_mask(mask).bind(num_keys, num_keys, num_heads)
+    rule: Any = rule_of("EncoderDecoder", module_mask(mask))
+    rule = rule.bind(num_keys, num_keys, num_heads)
     of_queries = any(size != 1 for size in sizes_along(rule, "T"))
     if of_queries or any(part.positional for part in rule.walk()):
         raise ValueError(

@@ -4,7 +4,8 @@ import jax
 from flax import nnx
 
 from jattn.nnx.axes import names_axes
-from jattn.nnx.config import GATED, PLAIN, TransformerConfig
+from jattn.nnx.config import TransformerConfig
+from jattn.nnx.option_kinds import GATED, PLAIN
 
 
 class FeedForward(nnx.Module):

@@ -1,7 +1,7 @@
 """Multi-head attention as a Flax NNX module."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from jattn.cache import KVCache
 from jattn.core.arguments import check_callable
 from jattn.core.rules import Array, Mask, Score
 from jattn.nnx import calling
+from jattn.nnx.axes import check_rngs
 from jattn.nnx.calling import CALLER
 from jattn.prepare import check_rate
 
@@ -163,6 +164,8 @@ class MultiHeadAttention(nnx.Module):
         qk_scale_metadata: Metadata = NONE,
         sinks_metadata: Metadata = NONE,
     ):
+        check_rngs(CALLER, rngs)
+        layer.flags(CALLER, sinks=sinks)
         heads = layer.head_sizes(
             CALLER,
             num_heads,
@@ -297,8 +300,8 @@ class MultiHeadAttention(nnx.Module):
             scale: default 1/sqrt(head_dim).
             query_positions: used by `rope` too. With a cache, where the new tokens
                 stand; by default they count on.
-            key_positions: used by `rope` too; of self-attention, by default those of
-                the queries.
+            key_positions: used by `rope` too; of self-attention, where inputs_k is left
+                out or the very array inputs_q, by default those of the queries.
             stats: whether to sow `attention_stats`, a `jattn.Stats`, likewise.
             cache: what the new keys and values are appended to; queries attend to all
                 that it then holds, of which `mask` says what they may see.
@@ -323,6 +326,8 @@ class MultiHeadAttention(nnx.Module):
             stats=stats,
             sow_weights=sow_weights,
         )
+        layer.flags(CALLER, is_causal=is_causal, sow_weights=sow_weights, stats=stats)
+        layer.check_arrays(CALLER, inputs_k=inputs_k, inputs_v=inputs_v)
         layer.check_width(CALLER, "inputs_q", inputs_q, self.in_features)
         place: Any = query_positions if input_positions is None else input_positions
         if cache is not None or decode:
@@ -330,7 +335,7 @@ class MultiHeadAttention(nnx.Module):
             place = layer_cache.place_after(CALLER, start, inputs_q, inputs_k, place)
             key_place = place
         else:
-            key_place = layer.key_positions_of(inputs_k, place, key_positions)
+            key_place = layer.key_positions_of(inputs_q, inputs_k, place, key_positions)
         query, key, value = self.project(
             inputs_q,
             inputs_k,
@@ -381,7 +386,9 @@ class MultiHeadAttention(nnx.Module):
             key: (*B, S, K, H), likewise.
             value: (*B, S, K, D).
         """
-        key_positions = layer.key_positions_of(inputs_k, query_positions, key_positions)
+        key_positions = layer.key_positions_of(
+            inputs_q, inputs_k, query_positions, key_positions
+        )
         inputs_k, inputs_v = layer.inputs_of(CALLER, inputs_q, inputs_k, inputs_v)
         layer.check_width(CALLER, "inputs_q", inputs_q, self.in_features)
         layer.check_width(CALLER, "inputs_k", inputs_k, self.in_kv_features)
@@ -405,9 +412,16 @@ class MultiHeadAttention(nnx.Module):
 
         Args:
             input_shape: (*B, S, in_features), with S the number of slots.
-            dtype: of what is stored.
+            dtype: of what is stored, floating point.
         """
-        calling.init_cache(self, input_shape[:-1], dtype)
+        shape = input_shape if isinstance(input_shape, Sequence) else ()
+        if len(shape) < 2 or shape[-1] != self.in_features:
+            raise ValueError(
+                f"{CALLER}.init_cache: input_shape must be (*B, S, in_features), here "
+                f"in_features={self.in_features}, but got {input_shape}. S is the "
+                "number of slots."
+            )
+        calling.init_cache(self, tuple(shape[:-1]), dtype)
 
     def set_view(
         self,
