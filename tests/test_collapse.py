@@ -12,7 +12,7 @@ from experiments.__main__ import main
 from experiments.claims.collapse import CLAIM, KINDS, STREAMS, Collapse, config_of
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
-from experiments.rank import Arm, compiled_layer, layer, order, residual_of
+from experiments.studies.rank import Arm, compiled_layer, layer, order, residual_of
 from jattn.nnx import EncoderBlock
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")

@@ -16,7 +16,9 @@ from experiments.__main__ import main
 from experiments.claims.explain import CLAIM, SCORED, Explain
 from experiments.config import ConfigError, Data, Model
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
-from experiments.explaining import (
+from experiments.model import causal_lm
+from experiments.page import Figure, Table
+from experiments.studies.explaining import (
     AGREEMENTS,
     METHODS,
     OCCLUSIONS,
@@ -27,8 +29,6 @@ from experiments.explaining import (
     rank_correlation,
     same_first,
 )
-from experiments.model import causal_lm
-from experiments.page import Figure, Table
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 SMALL = Model(layers=2, d_model=6, heads=2, d_k=4, d_v=3, d_ff=7, positions="none")

@@ -12,12 +12,14 @@ from oracle import assert_close, jit
 
 import jattn
 from experiments.__main__ import main
-from experiments.attending import logits_with
 from experiments.claims.masks import AGAIN, ARMS, CLAIM, RIGHT, Masks
 from experiments.claims.sentinels import RULE, as_table, found, rows, with_sentinel
 from experiments.config import ConfigError, Model
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
-from experiments.masking import (
+from experiments.model import causal_lm
+from experiments.page import Figure, Table
+from experiments.studies.attending import logits_with
+from experiments.studies.masking import (
     MASKING,
     MEANS,
     after,
@@ -27,9 +29,7 @@ from experiments.masking import (
     seen,
     way_of,
 )
-from experiments.masking import tested as losses_after_prefixes
-from experiments.model import causal_lm
-from experiments.page import Figure, Table
+from experiments.studies.masking import tested as losses_after_prefixes
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 SMALL = Model(layers=1, d_model=6, heads=2, d_k=4, d_v=3, d_ff=7, soft_cap=2.0)

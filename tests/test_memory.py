@@ -14,8 +14,15 @@ from experiments.claims.memory import CLAIM, DERIVATIVES, HERE, NO_TPU, TPU, Mem
 from experiments.config import ConfigError
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
-from experiments.planned import ATTEND, FORWARD, GRADIENT, HVP, derived, measured
-from experiments.planned import program as compiled
+from experiments.studies.planned import (
+    ATTEND,
+    FORWARD,
+    GRADIENT,
+    HVP,
+    derived,
+    measured,
+)
+from experiments.studies.planned import program as compiled
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 

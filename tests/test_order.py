@@ -14,7 +14,7 @@ from experiments.claims.order import CLAIM, EXACT, SEEN, Order
 from experiments.config import Config, Data
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
-from experiments.reordered import KINDS, MASKED, moved, past_shuffled
+from experiments.studies.reordered import KINDS, MASKED, moved, past_shuffled
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 

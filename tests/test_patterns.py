@@ -8,7 +8,14 @@ from oracle import assert_close, dense_attention
 
 from experiments.config import ConfigError, Model
 from experiments.model import causal_lm, logit_scale
-from experiments.patterns import PATTERNS, divergence, keys_of, look, repeats, weight_on
+from experiments.studies.patterns import (
+    PATTERNS,
+    divergence,
+    keys_of,
+    look,
+    repeats,
+    weight_on,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 TOKENS = np.array([[7, 3, 7, 7, 3, 9, 2], [1, 2, 3, 4, 5, 6, 8]], np.int32)

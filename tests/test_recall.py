@@ -12,7 +12,8 @@ from experiments.claims.recall import CLAIM, READERS, Recall, arms_of, maker, tr
 from experiments.config import ConfigError
 from experiments.evidence import FAILS, HOLDS, PART
 from experiments.page import Figure, Table
-from experiments.pairs import (
+from experiments.progress import Silent
+from experiments.studies.pairs import (
     by_place,
     draw,
     is_right,
@@ -20,7 +21,6 @@ from experiments.pairs import (
     parameters,
     smallest,
 )
-from experiments.progress import Silent
 
 SIZES = dict(keys=13, values=5, pairs=7, questions=3)
 batch_of = functools.partial(draw, **SIZES, batch=11, seed=3)

@@ -12,8 +12,8 @@ from oracle import assert_close, assert_gradient_close
 
 from experiments.config import Model
 from experiments.model import causal_lm, logit_scale
-from experiments.removal import alone, greedy, importance, in_order, losses
 from experiments.step import token_losses
+from experiments.studies.removal import alone, greedy, importance, in_order, losses
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 SIZES = Model(layers=2, d_model=12, heads=3, d_k=4, d_v=5, d_ff=7)

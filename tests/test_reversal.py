@@ -10,7 +10,11 @@ from flax import nnx
 from oracle import assert_close, jit
 
 from experiments.__main__ import main
-from experiments.backwards import (
+from experiments.claims.reversal import ARMS, CLAIM, Reversal, model_of
+from experiments.config import ConfigError
+from experiments.evidence import FAILS, HOLDS, OPEN, PART
+from experiments.page import Figure, Table
+from experiments.studies.backwards import (
     blind,
     cross_weights,
     draw,
@@ -21,10 +25,6 @@ from experiments.backwards import (
     predict,
     write,
 )
-from experiments.claims.reversal import ARMS, CLAIM, Reversal, model_of
-from experiments.config import ConfigError
-from experiments.evidence import FAILS, HOLDS, OPEN, PART
-from experiments.page import Figure, Table
 
 SIZES = dict(symbols=6, shortest=2, longest=5)
 TINY = Reversal(**SIZES, d_model=8, heads=2)

@@ -6,7 +6,7 @@ from oracle import assert_close
 from experiments.claims.specialise import CLAIM, IN_WORDS, STAGES
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
-from experiments.patterns import PATTERNS
+from experiments.studies.patterns import PATTERNS
 
 
 def results(previous=(0.8, 0.1), induction=(0.7, 0.1), divergence=(0.6, 0.2), seeds=3):

@@ -19,8 +19,8 @@ from experiments.claims.claim import Answer, Claim
 from experiments.claims.store import Store, numbers_of
 from experiments.evidence import decide, describe, t_interval
 from experiments.page import Figure, Part, Table
-from experiments.rank import Arm, compiled_layer, order, through
 from experiments.settings import Count, Name, Seed, Share, Text
+from experiments.studies.rank import Arm, compiled_layer, order, through
 from experiments.svg import Curve, curves
 from jattn.nnx import EncoderBlock, TransformerConfig
 

@@ -17,7 +17,10 @@ from experiments.claims.one_width import Trained
 from experiments.claims.store import Store
 from experiments.config import Config, ConfigError, Data, Model, Optim
 from experiments.evidence import decide, t_interval
-from experiments.explaining import (
+from experiments.page import Figure, Part, Table
+from experiments.progress import Prefixed, Progress
+from experiments.settings import Count, Name, Seed, Text
+from experiments.studies.explaining import (
     AGREEMENTS,
     METHODS,
     OCCLUSIONS,
@@ -26,9 +29,6 @@ from experiments.explaining import (
     importance,
     occlusion,
 )
-from experiments.page import Figure, Part, Table
-from experiments.progress import Prefixed, Progress
-from experiments.settings import Count, Name, Seed, Text
 from experiments.svg import Curve, bars, curves
 
 RULE = "with both kinds of occlusion, by 95 % intervals over windows:"

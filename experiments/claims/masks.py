@@ -21,10 +21,10 @@ from experiments.config import Config, ConfigError, Data, Evaluation, Model, Opt
 from experiments.data import Corpus, batch, load_corpus, split_of
 from experiments.evidence import FAILS, HOLDS, PART, decide
 from experiments.fit import fit
-from experiments.masking import MASKING, MEANS, audit, loss, tested
 from experiments.page import Figure, Part, Table
 from experiments.progress import Prefixed, Progress
 from experiments.settings import Count, Even, Name, Seed, Text
+from experiments.studies.masking import MASKING, MEANS, audit, loss, tested
 from experiments.svg import curves
 
 ARMS = tuple(MASKING)

@@ -22,8 +22,16 @@ from experiments.claims.store import Store
 from experiments.config import ConfigError
 from experiments.evidence import decide
 from experiments.page import Figure, Part, Table
-from experiments.planned import FORWARD, GRADIENT, HVP, OURS, Row, measured, planned
 from experiments.settings import Count, Name, Positive, Seed, Text
+from experiments.studies.planned import (
+    FORWARD,
+    GRADIENT,
+    HVP,
+    OURS,
+    Row,
+    measured,
+    planned,
+)
 from experiments.svg import Curve, curves
 from experiments.timing import slope
 from jattn.nnx import MultiHeadAttention

@@ -17,8 +17,8 @@ from experiments.claims.store import Store
 from experiments.config import Config, Data, Model, Optim
 from experiments.evidence import HOLDS, decide, describe, t_interval
 from experiments.page import Figure, Part, Table
-from experiments.reordered import KINDS, MASKED, past_shuffled, permuted
 from experiments.settings import Count, Name, Seed, Text
+from experiments.studies.reordered import KINDS, MASKED, past_shuffled, permuted
 from experiments.svg import bars
 
 EXACT = 1e-4  # of the size of outputs, in float32: the largest of many roundings

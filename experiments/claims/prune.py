@@ -19,9 +19,9 @@ from experiments.claims.store import Store
 from experiments.config import ConfigError
 from experiments.evidence import HOLDS, PART, decide, describe, t_interval
 from experiments.page import Figure, Part, Table
-from experiments.removal import alone, greedy, importance, in_order, losses
 from experiments.settings import Count, Name, Text
 from experiments.step import evaluate
+from experiments.studies.removal import alone, greedy, importance, in_order, losses
 from experiments.svg import Curve, curves
 
 NOTICED = 0.01  # of the loss; a source of the claim reports "no noticeable" harm

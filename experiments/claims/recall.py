@@ -17,7 +17,9 @@ from experiments.config import ConfigError, Optim
 from experiments.evidence import HOLDS, decide, describe, t_interval
 from experiments.fit import fit
 from experiments.page import Cell, Figure, Part, Table
-from experiments.pairs import (
+from experiments.progress import Progress
+from experiments.settings import Count, Even, Name, Positive, Seed, Text
+from experiments.studies.pairs import (
     Batch,
     Blocks,
     Reader,
@@ -30,8 +32,6 @@ from experiments.pairs import (
     parameters,
     smallest,
 )
-from experiments.progress import Progress
-from experiments.settings import Count, Even, Name, Positive, Seed, Text
 from experiments.svg import Curve, curves
 
 READERS = ("attention", "GRU")

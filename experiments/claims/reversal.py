@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from experiments.backwards import (
+from experiments.claims.arms import above, band, of_arm, run_arms, spread
+from experiments.claims.claim import Answer, Claim
+from experiments.claims.store import Store
+from experiments.config import ConfigError, Optim
+from experiments.evidence import HOLDS, decide, describe, t_interval
+from experiments.fit import fit
+from experiments.page import Figure, Part, Table
+from experiments.progress import Progress
+from experiments.settings import Count, Even, Name, Seed, Text
+from experiments.studies.backwards import (
     Batch,
     blind,
     cross_weights,
@@ -22,15 +31,6 @@ from experiments.backwards import (
     loss,
     mirrored,
 )
-from experiments.claims.arms import above, band, of_arm, run_arms, spread
-from experiments.claims.claim import Answer, Claim
-from experiments.claims.store import Store
-from experiments.config import ConfigError, Optim
-from experiments.evidence import HOLDS, decide, describe, t_interval
-from experiments.fit import fit
-from experiments.page import Figure, Part, Table
-from experiments.progress import Progress
-from experiments.settings import Count, Even, Name, Seed, Text
 from experiments.svg import Curve, curves, heat
 from jattn.nnx import EncoderDecoder, TransformerConfig
 

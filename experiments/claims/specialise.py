@@ -17,8 +17,8 @@ from experiments.claims.one_width import OneWidth, Trained, train
 from experiments.claims.store import Store
 from experiments.evidence import decide, describe, t_interval
 from experiments.page import Figure, Part, Table
-from experiments.patterns import PATTERNS, look, repeats
 from experiments.settings import Count, Name, Text
+from experiments.studies.patterns import PATTERNS, look, repeats
 from experiments.svg import Curve, curves
 
 STAGES = ("trained", "before training")

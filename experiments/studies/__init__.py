@@ -1,0 +1,1 @@
+"""The tasks, models and measures of the experiments about claims: pure functions."""
