@@ -17,7 +17,7 @@ always = dict(
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )
-settings.register_profile("everyday", max_examples=100, derandomize=True, **always)
+settings.register_profile("everyday", max_examples=60, derandomize=True, **always)
 settings.register_profile("deep", max_examples=500, derandomize=False, **always)
 settings.load_profile("everyday")
 

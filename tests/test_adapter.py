@@ -23,6 +23,8 @@ from oracle import (
 import jattn
 from jattn import masks, scores
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 DIMS = chex.Dimensions(B=3, T=5, S=7, N=4, K=2, H=3, D=12)
 X = exact(1, *DIMS["BTD"]).astype(np.float32)
 MEMORY = exact(2, *DIMS["BSD"]).astype(np.float32)

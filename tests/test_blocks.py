@@ -25,6 +25,8 @@ from jattn.nnx import (
     sinusoidal,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 DIMS = chex.Dimensions(B=2, T=5, S=7, N=3, D=12, F=11)
 TINY = TransformerConfig(
     vocab_size=13, num_layers=2, d_model=12, num_heads=3, d_ff=11, positions="none"

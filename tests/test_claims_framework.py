@@ -22,6 +22,8 @@ from experiments.progress import Silent
 from experiments.settings import Count, Name, Positive, Seed, Text
 from experiments.svg import bars, curves, heat
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 
 @dataclass(frozen=True)
 class Fake:

@@ -11,6 +11,8 @@ from experiments import fit as module
 from experiments.config import ConfigError, Optim
 from experiments.fit import fit, mean_loss
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 OPTIM = Optim(lr=1e-2, steps=7)
 
 

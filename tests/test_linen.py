@@ -25,6 +25,8 @@ import jattn.nnx
 from jattn import masks, scores
 from jattn.linen import MultiHeadAttention, MultiHeadDotProductAttention, SelfAttention
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 DIMS = chex.Dimensions(B=2, T=5, S=7, N=4, K=2, D=12)
 X = exact(1, *DIMS["BTD"]).astype(np.float32)
 MEMORY = exact(2, *DIMS["BSD"]).astype(np.float32)

@@ -16,6 +16,8 @@ from experiments.evidence import HOLDS, PART, t_interval
 from experiments.progress import Silent
 from experiments.theory import softmax_law, weight_of_one
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 TINY = LongContext(lengths=(16, 256), draws=60, reference=8, head_dim=3)
 
 

@@ -22,6 +22,8 @@ from jattn import masks, scores
 from jattn.core.dropout import Shared
 from jattn.nnx import MultiHeadAttention
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 DIMS = chex.Dimensions(B=2, T=5, S=7, N=4, K=2, D=12)
 X = exact(1, *DIMS["BTD"]).astype(np.float32)
 MEMORY = exact(2, *DIMS["BSD"]).astype(np.float32)

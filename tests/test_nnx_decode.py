@@ -12,6 +12,8 @@ import jattn
 from jattn import masks
 from jattn.nnx import MultiHeadAttention
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 DIMS = chex.Dimensions(B=2, T=5, S=7, N=4, K=2, D=12)
 X = exact(1, *DIMS["BTD"]).astype(np.float32)
 SHAPE = DIMS["BSD"]

@@ -23,6 +23,8 @@ from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
 from jattn.nnx import Encoder, TransformerConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 TINY = Padding(symbols=3, shortest=2, longest=7)
 
 

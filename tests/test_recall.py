@@ -22,6 +22,8 @@ from experiments.studies.pairs import (
     smallest,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 SIZES = dict(keys=13, values=5, pairs=7, questions=3)
 batch_of = functools.partial(draw, **SIZES, batch=11, seed=3)
 TINY = Recall(keys=13, values=5, questions=3, d_model=8, heads=2)

@@ -24,6 +24,8 @@ from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
 from experiments.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 
 def test_an_arm_differs_from_the_usual_one_in_one_setting_of_the_model():
     usual, *others = (

@@ -19,6 +19,8 @@ from experiments.evidence import FAILS, HOLDS, PART
 from experiments.page import Figure, Table
 from experiments.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 CAP = 7.0
 END = {
     "plain": (4000.0, 0.01, 3.0),

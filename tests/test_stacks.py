@@ -24,6 +24,8 @@ from jattn.nnx import (
     unstack_layers,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 TINY = TransformerConfig(
     vocab_size=13, num_layers=2, d_model=12, num_heads=3, head_dim=4, d_ff=11
 )
