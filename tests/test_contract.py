@@ -24,7 +24,7 @@ from jattn import masks, scores
 
 NAMES = ("reference", "blockwise", "decode")
 # decode has the derivatives of blockwise: its forward pass is held by tests of its own.
-ALGORITHMS = (*NAMES[:2], pytest.param("decode", marks=pytest.mark.slow))
+ALGORITHMS = (*NAMES[:2], pytest.param("decode", marks=pytest.mark.deep))
 DIMS = chex.Dimensions(B=2, T=7, S=11, N=6, K=3, H=5, D=13)
 i, j = np.arange(DIMS.T)[:, None], np.arange(DIMS.S)[None, :]
 random = np.random.default_rng(3)
