@@ -24,7 +24,7 @@ from jattn.cache_arguments import (
 )
 from jattn.cache_slots import put
 from jattn.choice import arrange
-from jattn.core.arguments import is_known, static_int
+from jattn.core.arguments import known, static_int
 from jattn.core.boundary import (
     Sizes,
     check_positions,
@@ -259,8 +259,9 @@ class KVCache:
 
     def _tokens(self, caller: str, num_queries: int) -> jax.Array:
         """Which token of its row each query is, (B, T)."""
-        if is_known(self._begin) and is_known(self._end) and self._begin.size:
-            t = int((self._end - self._begin)[0])
+        begin, end = known(self._begin), known(self._end)
+        if begin is not None and end is not None and begin.size:
+            t = int(end[0] - begin[0])
             if num_queries > t:
                 raise ValueError(
                     f"{caller}: queries must be of the tokens that were appended last, "

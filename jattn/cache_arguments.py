@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from jattn.core.arguments import array_of, is_known
+from jattn.core.arguments import array_of, is_known, known
 from jattn.core.boundary import FLOATS, check_floating
 from jattn.core.rules import Mask
 from jattn.dispatch import attention
@@ -63,8 +63,9 @@ def counts_of(
             f"{caller}: lengths must be (B,), here ({batch},), but got "
             f"{lengths.shape}. Give one for each row."
         )
-    if is_known(lengths) and batch:
-        least, most = int(lengths.min()), int(lengths.max())
+    given = known(lengths)
+    if given is not None and batch:
+        least, most = given.min(), given.max()
         if least < 0 or most > t:
             raise ValueError(
                 f"{caller}: lengths must be from 0 to t, but got {least} to {most} "

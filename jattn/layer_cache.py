@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jattn.core.arguments import is_known
+from jattn.core.arguments import known
 from jattn.core.rules import Mask
 
 
@@ -91,8 +91,9 @@ def written(
             f"cache, here {want}, but got {key.shape}, {value.shape}. Make a cache "
             "for this batch."
         )
-    if num_tokens > capacity or (is_known(index) and index + num_tokens > capacity):
-        filled = f", index={int(index)}" if is_known(index) else ""
+    held = known(index)
+    if (0 if held is None else held) + num_tokens > capacity:
+        filled = "" if held is None else f", index={held}"
         raise ValueError(
             f"{caller}: the cache must have a slot for every token, but got {capacity} "
             f"slots, {num_tokens} tokens{filled}. Make a longer one."

@@ -339,3 +339,14 @@ def test_a_cache_is_the_carry_of_a_scan_and_a_stack_of_layers():
         assert_close(np.moveaxis(outs[:, layer, :, 0], 0, 1), want)
     assert (np.asarray(caches.length) == 8).all()
     assert jattn.KVCache is KVCache
+
+
+def test_a_compiled_function_may_close_over_a_cache_and_lengths():
+    x = normal(0, 2, 3, 1, 4, dtype=np.float32)
+    lengths = jnp.array([3, 1])
+    cache = KVCache.init(2, 8, 1, 4, dtype="float32").append(x, x, lengths)
+    want = cache.attend(x), cache.append(x, x, lengths).attend(x)
+    got = jit(lambda x: (cache.attend(x), cache.append(x, x, lengths).attend(x)))(x)
+    jax.tree.map(lambda a, b: assert_close(a, b, jnp.float32), got, want)
+    with pytest.raises(ValueError, match="lengths must be from 0 to t, but got 1 to 3"):
+        jit(lambda x: cache.append(x, x, lengths).length)(x[:, :2])

@@ -633,3 +633,13 @@ def test_old_ways_to_give_inputs_are_warned_about_as_in_flax():
     with pytest.warns(DeprecationWarning, match="If it is a mask"):
         with pytest.raises(Exception, match="kernel"):
             apply(X, X, CAUSAL)
+
+
+def test_a_compiled_function_may_close_over_a_cache():
+    layer = MultiHeadDotProductAttention(4, decode=True)
+    variables = layer.init(jax.random.key(0), X)
+
+    def step(x):
+        return layer.apply(variables, x, mutable=["cache"])[0]
+
+    assert_close(jit(step)(X[:, :2]), step(X[:, :2]), jnp.float32)

@@ -18,6 +18,14 @@ def is_known(x: Any) -> bool:
     return not isinstance(x, (jax.core.Tracer, jax.ShapeDtypeStruct))
 
 
+def known(x: Any) -> np.ndarray | None:
+    """The values in numpy, if there are any.
+
+    In a traced function too, where JAX's operations on values from outside are traced.
+    """
+    return np.asarray(x) if is_known(x) else None
+
+
 def int_of(value: Any) -> Any:
     """An integer scalar of numpy as an int, and so static; anything else as it is."""
     return int(value) if isinstance(value, np.integer) else value
