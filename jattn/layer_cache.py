@@ -8,6 +8,23 @@ import numpy as np
 
 from jattn.core.arguments import known
 from jattn.core.rules import Mask
+from jattn.layer import key_positions_of
+
+
+def places_of(
+    caller: str,
+    start: jax.Array | None,
+    inputs_q: jax.Array,
+    inputs_k: jax.Array | None,
+    query_positions: Any,
+    key_positions: Any,
+) -> tuple[Any, Any]:
+    """Where queries and keys stand: those of a cache, if `start` is given, count on."""
+    if start is None:
+        keys = key_positions_of(inputs_q, inputs_k, query_positions, key_positions)
+        return query_positions, keys
+    place = place_after(caller, start, inputs_q, inputs_k, query_positions)
+    return place, place
 
 
 def place_after(

@@ -99,6 +99,7 @@ def attend(
     broadcast_dropout: bool = True,
     stats: bool = False,
     sow_weights: bool = False,
+    weights_dtype: Any = None,
     **options: Any,
 ) -> jax.Array:
     """`jattn.attention` for a module of Flax, which sows what else is asked for.
@@ -115,6 +116,7 @@ def attend(
         broadcast_dropout: whether all batch rows and heads drop the same weights.
         stats: whether to sow `attention_stats`, a `jattn.Stats`.
         sow_weights: whether to sow `attention_weights`, those before dropout.
+        weights_dtype: of these; default that of the queries.
         **options: of `jattn.attention`.
     """
     dropout: dict[str, Any] = {}
@@ -130,6 +132,7 @@ def attend(
         out, measured = out
         module.sow("intermediates", "attention_stats", measured)
     if sow_weights:
-        weights = attention_weights(query, key, **options).astype(query.dtype)
+        weights = attention_weights(query, key, **options)
+        weights = weights.astype(weights_dtype or query.dtype)
         module.sow("intermediates", "attention_weights", weights)
     return out

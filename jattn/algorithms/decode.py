@@ -25,7 +25,7 @@ from jattn.algorithms.partition import merge, partition
 from jattn.core.letters import take
 from jattn.core.plan import Grid, Plan, make_plan
 from jattn.core.product import product
-from jattn.core.softmax import SoftmaxState, finite
+from jattn.core.softmax import SoftmaxState
 from jattn.core.spec import AttentionSpec
 from jattn.core.stats import Moments, Stats, stats_of
 from jattn.core.tile import Pairs, accumulator, logits, poison, scores
@@ -219,12 +219,5 @@ def _merged_all(states: State, count: int) -> State:
 def _merged(one: State, other: State) -> State:
     """The state over the keys of both."""
     both = one[0].merge(other[0])
-
-    def moments_of(state: SoftmaxState, moments: Moments) -> Moments:
-        less = finite(state.max) - finite(both.max)
-        old = jnp.exp(state.max - finite(both.max))
-        # Where nothing is left, `less` can have overflowed.
-        first = jnp.where(old == 0, 0, old * (moments.first + less * state.sum))
-        return Moments(first, old**2 * moments.second)
-
-    return both, jax.tree.map(jnp.add, moments_of(*one), moments_of(*other))
+    moments = (x.relative_to(state, both) for state, x in (one, other))
+    return both, jax.tree.map(jnp.add, *moments)

@@ -1,5 +1,6 @@
 """The arguments of masks and score rules: checked once, when a rule is made."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,3 +157,24 @@ def tile_views(arrays: Sequence[Array], axes: Sequence[str]) -> list[Array]:
             array = array[(slice(None),) * axis + (None,)]
         views.append(array)
     return views
+
+
+def positive(caller: str, name: str, value: Any) -> float:
+    """`value` as a float, which must be a positive and finite number.
+
+    Raises:
+        TypeError: it is not a number.
+        ValueError: it is not positive and finite.
+    """
+    if isinstance(value, bool) or not isinstance(
+        value, (int, float, np.integer, np.floating)
+    ):
+        raise TypeError(
+            f"{caller}: {name} must be a number, but got {value!r}. It is static, a "
+            "part of the program: float(x) makes one of an array."
+        )
+    if not 0 < value < math.inf:
+        raise ValueError(
+            f"{caller}: {name} must be positive and finite, but got {name}={value}."
+        )
+    return float(value)

@@ -4,7 +4,6 @@ Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jattn.core.angles import cos_sin
-from jattn.core.arguments import is_known, static_int
+from jattn.core.arguments import is_known, positive, static_int
 from jattn.core.boundary import Sizes, check_floating, check_positions, one_of
 from jattn.core.rules import Array
 from jattn.core.softmax import accumulator
@@ -126,27 +125,6 @@ def turned_channels(caller: str, rotary_dim: int | None, head_dim: int) -> int:
             f"H={head_dim}. None turns all channels."
         )
     return size
-
-
-def positive(caller: str, name: str, value: Any) -> float:
-    """`value` as a float, which must be a positive and finite number.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is not positive and finite.
-    """
-    if isinstance(value, bool) or not isinstance(
-        value, (int, float, np.integer, np.floating)
-    ):
-        raise TypeError(
-            f"{caller}: {name} must be a number, but got {value!r}. It is static, a "
-            "part of the program: float(x) makes one of an array."
-        )
-    if not 0 < value < math.inf:
-        raise ValueError(
-            f"{caller}: {name} must be positive and finite, but got {name}={value}."
-        )
-    return float(value)
 
 
 def _checked_frequencies(given: Any, size: int) -> tuple[float, ...]:

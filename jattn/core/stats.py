@@ -52,18 +52,23 @@ class Moments(NamedTuple):
         self, before: SoftmaxState, after: SoftmaxState, scores: jax.Array
     ) -> "Moments":
         """The moments after more keys, (..., T, S), which led from state to state."""
-        shift = finite(after.max)
-        less = finite(before.max) - shift
-        old = jnp.exp(before.max - shift)
-        less_than_max = below(scores, shift)
+        old = self.relative_to(before, after)
+        less_than_max = below(scores, finite(after.max))
         exps = jnp.exp(less_than_max)
         terms = jnp.where(exps > 0, exps * less_than_max, 0)
         return Moments(
-            # Where nothing old is left, `less` can have overflowed.
-            jnp.where(old == 0, 0, old * (self.first + less * before.sum))
-            + jnp.sum(terms, axis=-1),
-            old**2 * self.second + jnp.sum(exps**2, axis=-1),
+            old.first + jnp.sum(terms, axis=-1),
+            old.second + jnp.sum(exps**2, axis=-1),
         )
+
+    def relative_to(self, before: SoftmaxState, after: SoftmaxState) -> "Moments":
+        """The moments of `before`, relative to the maximum of a state after it."""
+        shift = finite(after.max)
+        less = finite(before.max) - shift
+        old = jnp.exp(before.max - shift)
+        # Where nothing old is left, `less` can have overflowed.
+        first = jnp.where(old == 0, 0, old * (self.first + less * before.sum))
+        return Moments(first, old**2 * self.second)
 
     def finish(self, state: SoftmaxState) -> tuple[jax.Array, jax.Array]:
         """Sum of p (score - max), and sum of p^2; 0 if empty."""

@@ -9,7 +9,7 @@ import jax
 
 from jattn import layer_cache, layer_call
 from jattn.core.arguments import check_callable
-from jattn.dispatch import attention_weights
+from jattn.core.softmax import accumulator
 from jattn.layer import flags, module_mask
 from jattn.prepare import check_rate
 
@@ -139,15 +139,10 @@ def attend(
         out = _call(module, vectors, sow_weights, mask=mask, **options)
     else:
         rules["mask"] = module_mask(mask, is_causal or decode)
-        options |= dict(cache=cache, stats=stats, **rules)
+        options |= dict(cache=cache, stats=stats, sow_weights=sow_weights, **rules)
+        if module.force_fp32_for_softmax:
+            options["weights_dtype"] = accumulator(vectors[0].dtype)
         out = layer_call.attend(CALLER, module, *vectors, **options)
-        if sow_weights:
-            weights = attention_weights(
-                *vectors[:2], precision=module.precision, **rules
-            )
-            if not module.force_fp32_for_softmax:
-                weights = weights.astype(out.dtype)
-            module.sow("intermediates", "attention_weights", weights)
     return layer_cache.nan_beyond(out, slots, vectors[1].shape[-3]) if decode else out
 
 

@@ -209,15 +209,15 @@ class MultiHeadDotProductAttention(nn.Module):
             sow_weights=sow_weights,
         )
         inputs_k, inputs_v = calling.key_inputs(inputs_k, inputs_v, inputs_kv)
-        place: Any = query_positions
-        if cache is not None or decode:
-            start: Any = (
-                decoding.num_cached(self) if cache is None else cache.length[:, None]
-            )
-            place = layer_cache.place_after(CALLER, start, inputs_q, inputs_k, place)
-            key_place = place
-        else:
-            key_place = layer.key_positions_of(inputs_q, inputs_k, place, key_positions)
+        start = cache.length[:, None] if cache is not None else None
+        place, key_place = layer_cache.places_of(
+            CALLER,
+            decoding.num_cached(self) if decode else start,
+            inputs_q,
+            inputs_k,
+            query_positions,
+            key_positions,
+        )
         query, key, value = self.project(
             inputs_q,
             inputs_k,

@@ -330,12 +330,15 @@ class MultiHeadAttention(nnx.Module):
         layer.check_arrays(CALLER, inputs_k=inputs_k, inputs_v=inputs_v)
         layer.check_width(CALLER, "inputs_q", inputs_q, self.in_features)
         place: Any = query_positions if input_positions is None else input_positions
-        if cache is not None or decode:
-            start = calling.num_cached(self) if cache is None else cache.length[:, None]
-            place = layer_cache.place_after(CALLER, start, inputs_q, inputs_k, place)
-            key_place = place
-        else:
-            key_place = layer.key_positions_of(inputs_q, inputs_k, place, key_positions)
+        start = cache.length[:, None] if cache is not None else None
+        place, key_place = layer_cache.places_of(
+            CALLER,
+            calling.num_cached(self) if decode else start,
+            inputs_q,
+            inputs_k,
+            place,
+            key_positions,
+        )
         query, key, value = self.project(
             inputs_q,
             inputs_k,

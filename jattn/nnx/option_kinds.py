@@ -7,9 +7,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jattn.core.arguments import check_callable, static_int
+from jattn.core.arguments import check_callable, positive, static_int
 from jattn.core.boundary import check_floating, one_of
-from jattn.core.rotary import positive
 from jattn.layer import flags
 from jattn.prepare import check_rate
 

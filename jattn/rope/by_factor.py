@@ -5,12 +5,12 @@ import dataclasses
 import jax
 import numpy as np
 
+from jattn.core.arguments import positive
 from jattn.core.boundary import check_floating, one_of
 from jattn.core.rotary import (
     BASE,
     Style,
     frequencies_of,
-    positive,
     rotary,
     turned_channels,
 )

@@ -5,8 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from jattn.core.arguments import static_int
-from jattn.core.rotary import positive
+from jattn.core.arguments import positive, static_int
 from jattn.rope.by_factor import Rope
 
 
