@@ -8,6 +8,7 @@ Source: Xiong et al. 2020, arXiv:2002.04745 (pre-LN); Su et al. 2021, arXiv:2104
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +19,9 @@ from flax.typing import Dtype
 from experiments.config import Model
 from jattn.nnx import Decoder, TransformerConfig
 from jattn.scores import Score, soft_cap
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""From query (B, T, N, H), key (B, T, N, H) and value (B, T, N, D) to (B, T, N, D)."""
 
 # Of the computation; None: that of the parameters.
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
@@ -126,3 +130,22 @@ def causal_lm(
             for projection in (block.attention.query, block.attention.key):
                 projection.kernel[...] *= config.d_k**-0.25
     return model
+
+
+def logits_with(model: CausalLM, x: jax.Array, attend: Attend) -> jax.Array:
+    """What the model predicts of embedded tokens if every layer attends so.
+
+    Args:
+        model: of pre-LN blocks.
+        x: `model.embed(tokens)`, (B, T, d_model).
+        attend: called once a layer, from the first on; mask, scale and score are its
+            own.
+
+    Returns:
+        (B, T, vocabulary).
+    """
+    for block in model.blocks:
+        vectors = block.attention.project(block.attention_norm(x))
+        x = x + block.attention.out(attend(*vectors))
+        x = x + block.feed_forward(block.feed_forward_norm(x))
+    return model.head(model.norm(x))

@@ -112,23 +112,27 @@ def _compiled(case: Case, attend: Callable[..., Any], extras: Sequence[str]) -> 
     shapes = [vector] * (4 if case.backward else 3) + [kinds[x] for x in extras]
     function = with_gradient if case.backward else attend
     compiled = jax.jit(function).lower(*shapes).compile()
-    memory: Any = compiled.memory_analysis()
-    needed = (
-        memory.temp_size_in_bytes
-        + memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-    )
 
-    def bind(inputs: Inputs) -> Callable[[], Any]:
+    def place(inputs: Inputs) -> list[jax.Array]:
         arrays = [*inputs.vectors, *(getattr(inputs, x) for x in extras)]
         pairs = zip(arrays, shapes, strict=True)
-        placed = [jnp.asarray(x, shape.dtype) for x, shape in pairs]
-        return partial(compiled, *jax.block_until_ready(placed))
+        return [jnp.asarray(x, shape.dtype) for x, shape in pairs]
+
+    return program_of(compiled, place)
+
+
+def program_of(compiled: Any, place: Callable[[Inputs], list[jax.Array]]) -> Program:
+    """A compiled program of JAX, with what makes its arguments of inputs."""
+    memory = compiled.memory_analysis()
+    temp = memory.temp_size_in_bytes
+    needed = temp + memory.argument_size_in_bytes + memory.output_size_in_bytes
+
+    def bind(inputs: Inputs) -> Callable[[], Any]:
+        return partial(compiled, *jax.block_until_ready(place(inputs)))
 
     def results(out: Any) -> list[np.ndarray]:
         return [np.asarray(x, np.float32) for x in jax.tree.leaves(out)]
 
-    temp = memory.temp_size_in_bytes
     return Program(bind, jax.block_until_ready, results, needed, temp)
 
 

@@ -17,7 +17,7 @@ from flax import nnx
 
 import jattn
 from experiments.config import Probe
-from experiments.model import CausalLM
+from experiments.model import CausalLM, logits_with
 from experiments.step import token_losses
 from jattn.scores import Score
 
@@ -107,15 +107,15 @@ def shifted(
         logits: (B, T, vocabulary).
         vectors: for each layer, the queries, keys and values of its attention.
     """
-    x = model.embed(tokens)
-    vectors = []
-    for block, shift in zip(model.blocks, shifts, strict=True):
-        vectors.append(block.attention.project(block.attention_norm(x)))
+    vectors: list[Vectors] = []
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        shift = shifts[len(vectors)]
+        vectors.append((query, key, value))
         options: dict[str, Any] = dict(scale=scale, score=model.score)
-        heads = jattn.attention(*vectors[-1], mask=CAUSAL, **options)
-        x = x + block.attention.out(heads + shift)
-        x = x + block.feed_forward(block.feed_forward_norm(x))
-    return model.head(model.norm(x)), vectors
+        return jattn.attention(query, key, value, mask=CAUSAL, **options) + shift
+
+    return logits_with(model, model.embed(tokens), attend), vectors
 
 
 def _row_measures(

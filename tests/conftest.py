@@ -38,6 +38,20 @@ def x64():
         yield
 
 
+@pytest.fixture
+def compiled():
+    """How long each compilation took."""
+    durations = []
+
+    def listen(event, duration, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            durations.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield durations
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @pytest.fixture(scope="module")
 def quick_compiler():
     """What a module compiles skips LLVM's optimiser, as under `oracle.jit`."""

@@ -3,11 +3,11 @@
 import json
 import re
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from markup import assert_well_formed
 
 from experiments.claims import NAMES
 from experiments.claims import run as module
@@ -175,18 +175,7 @@ def test_the_page_has_every_part_and_needs_nothing_else(settings):
 
 
 def test_the_page_is_well_formed(settings):
-    class Nesting(HTMLParser):
-        stack: ClassVar[list[str]] = []
-
-        def handle_starttag(self, tag, attrs):
-            if tag not in ("meta", "br", "hr"):
-                self.stack.append(tag)
-
-        def handle_endtag(self, tag):
-            assert self.stack.pop() == tag
-
-    Nesting().feed((run_fake(settings) / "report.html").read_text())
-    assert not Nesting.stack
+    assert_well_formed((run_fake(settings) / "report.html").read_text())
 
 
 def test_the_results_of_another_experiment_are_not_written_over(settings):

@@ -89,20 +89,6 @@ def assert_is(got, want):
     assert_gradient_close(gradient, want[1])
 
 
-@pytest.fixture
-def compiled():
-    """How long each compilation took."""
-    durations = []
-
-    def listen(event, duration, **kwargs):
-        if event == "/jax/core/compile/backend_compile_duration":
-            durations.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield durations
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def test_other_data_is_no_other_program_forwards_or_backwards(compiled):
     """Without an outer jit, under which it could not be otherwise."""
 

@@ -16,9 +16,8 @@ from experiments.claims.masks import AGAIN, ARMS, CLAIM, RIGHT, Masks
 from experiments.claims.sentinels import RULE, as_table, found, rows, with_sentinel
 from experiments.config import ConfigError, Model
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
-from experiments.model import causal_lm
+from experiments.model import causal_lm, logits_with
 from experiments.page import Figure, Table
-from experiments.studies.attending import logits_with
 from experiments.studies.masking import (
     MASKING,
     MEANS,

@@ -2,13 +2,12 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
+from markup import assert_well_formed
 from rich.console import Console
 
 from experiments.config import Config, ConfigError, to_dict
@@ -198,18 +197,7 @@ def test_the_page_needs_nothing_else(whole):
 
 
 def test_the_page_is_well_formed(whole):
-    class Nesting(HTMLParser):
-        stack: ClassVar[list[str]] = []
-
-        def handle_starttag(self, tag, attrs):
-            if tag not in ("meta", "br", "hr"):
-                self.stack.append(tag)
-
-        def handle_endtag(self, tag):
-            assert self.stack.pop() == tag
-
-    Nesting().feed(whole[0])
-    assert not Nesting.stack
+    assert_well_formed(whole[0])
 
 
 def test_identifiers_are_unique(whole):

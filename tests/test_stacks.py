@@ -503,20 +503,6 @@ def test_a_prompt_is_neither_empty_nor_longer_than_the_cache():
         model(TOKENS, cache=model.init_cache(3, 7))
 
 
-@pytest.fixture
-def compiled():
-    """How long each compilation took."""
-    durations = []
-
-    def listen(event, duration, **kwargs):
-        if event == "/jax/core/compile/backend_compile_duration":
-            durations.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield durations
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from test_letters import COLLECTIVES
 
 import jattn
+from experiments.studies.planned import TPU_ENVIRONMENT
 from jattn import masks
 
 pytestmark = pytest.mark.slow
@@ -24,16 +25,6 @@ pytest.importorskip(
 )
 
 N, H = 2, 128
-
-# libtpu reads them when it is loaded. Without them it asks a server of Google's cloud
-# what machine this is, and may refuse to be loaded by two workers of pytest-xdist.
-ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +36,7 @@ def devices_of():
         return get_topology_desc(platform="tpu", topology_name=name).devices
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
+        for name, value in TPU_ENVIRONMENT.items():
             patch.setenv(name, value)
         yield devices_of
 

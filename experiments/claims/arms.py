@@ -19,6 +19,7 @@ def run_arms(
     arms: Sequence[str],
     store: Store,
     run: Callable[[Any, str, Progress], Run],
+    given: Callable[[Any], Any] = numbers_of,
 ) -> list[Run]:
     """A run of each arm for every seed, each a piece of the store.
 
@@ -28,6 +29,7 @@ def run_arms(
         store: where runs are kept.
         run: from settings of one seed, the name of an arm and a progress to what is to
             be kept.
+        given: what a run depends on, from its settings.
     """
     runs = []
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -35,7 +37,7 @@ def run_arms(
         one = replace(settings, seed=seed, seeds=1)
         progress = Prefixed(store.progress, f"{arm}, seed {seed}")
         compute = functools.partial(run, one, arm, progress)
-        found = store.piece(arm, numbers_of(one), compute)
+        found = store.piece(arm, given(one), compute)
         runs.append({"arm": arm, "seed": seed} | found)
     return runs
 

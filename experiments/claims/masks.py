@@ -4,7 +4,6 @@ Models are trained alike, each with another way to hide the future. Their loss o
 windows is held against that on prefixes, at the end of which nothing is left to leak.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.claims import sentinels
-from experiments.claims.arms import above, band, of_arm, spread
+from experiments.claims.arms import above, band, of_arm, run_arms, spread
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.on_text import held_out, initial
 from experiments.claims.store import Store, numbers_of
@@ -22,7 +21,7 @@ from experiments.data import Corpus, batch, load_corpus, split_of
 from experiments.evidence import FAILS, HOLDS, PART, decide
 from experiments.fit import fit
 from experiments.page import Figure, Part, Table
-from experiments.progress import Prefixed, Progress
+from experiments.progress import Progress
 from experiments.settings import Count, Even, Name, Seed, Text
 from experiments.studies.masking import MASKING, MEANS, audit, loss, tested
 from experiments.svg import curves
@@ -62,14 +61,10 @@ def measure(settings: Masks, store: Store) -> dict[str, Any]:
     def given(one: Masks) -> dict[str, Any]:
         return {"settings": numbers_of(one), "text": corpus.sha256}
 
-    runs = []
-    seeds = range(settings.seed, settings.seed + settings.seeds)
-    for seed, arm in itertools.product(seeds, ARMS):
-        one = replace(settings, seed=seed, seeds=1)
-        progress = Prefixed(store.progress, f"{arm}, seed {seed}")
-        compute = partial(train, one, arm, corpus, progress)
-        run = store.piece(arm, given(one), compute)
-        runs.append({"arm": arm, "seed": seed} | run)
+    def run(one: Masks, arm: str, progress: Progress) -> dict[str, Any]:
+        return train(one, arm, corpus, progress)
+
+    runs = run_arms(settings, ARMS, store, run, given)
     one = replace(settings, seeds=1)
     return {
         "prefixes": settings.prefixes,

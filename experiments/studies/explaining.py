@@ -13,8 +13,7 @@ from flax import nnx
 from scipy import stats
 
 import jattn
-from experiments.model import CausalLM
-from experiments.studies.attending import logits_with
+from experiments.model import CausalLM, logits_with
 from jattn.masks import causal
 
 OCCLUSIONS = ("replaced", "removed")

@@ -11,8 +11,7 @@ import optax
 from flax import nnx
 
 import jattn
-from experiments.model import CausalLM
-from experiments.studies.attending import logits_with
+from experiments.model import CausalLM, logits_with
 from jattn.diagnostics import leaks
 
 MEANS = ("perturbation", "gradient", "prefix")

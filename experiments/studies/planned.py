@@ -11,13 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.topologies import get_topology_desc
 from jax.sharding import SingleDeviceSharding
 
 from experiments.cases import Case, Inputs
 from experiments.cost import TOLERANCE
-from experiments.peers import FAILURES, Program, words
+from experiments.peers import FAILURES, Program, program_of, words
 from experiments.timing import Clock, Ready, difference, start, time_pair
 from jattn import attention, masks
 
@@ -72,19 +71,11 @@ def compile_for(name: str, derivative: str, case: Case, device: Any = None) -> A
 
 def program(name: str, derivative: str, case: Case) -> Program:
     """The same as something that `timing` can time on this machine."""
-    compiled = compile_for(name, derivative, case)
-    memory = compiled.memory_analysis()
-    temp = memory.temp_size_in_bytes
-    needed = temp + memory.argument_size_in_bytes + memory.output_size_in_bytes
-
-    def bind(inputs: Inputs) -> Callable[[], Any]:
-        placed = [jnp.asarray(x, case.dtype) for x in inputs.vectors]
-        return partial(compiled, *jax.block_until_ready(placed))
-
-    def results(out: Any) -> list[np.ndarray]:
-        return [np.asarray(x, np.float32) for x in jax.tree.leaves(out)]
-
-    return Program(bind, jax.block_until_ready, results, needed, temp)
+    dtype = case.dtype
+    return program_of(
+        compile_for(name, derivative, case),
+        lambda inputs: [jnp.asarray(x, dtype) for x in inputs.vectors],
+    )
 
 
 def measured(
