@@ -71,6 +71,7 @@ def sweep(args: argparse.Namespace) -> None:
 def theory(args: argparse.Namespace) -> None:
     """Compare the exact law of the softmax with a simulation."""
     config, _ = _settings(args, Config)
+    from experiments.evidence import plus_minus
     from experiments.sweep import theory
 
     with display(Console(stderr=True)) as progress:
@@ -80,7 +81,7 @@ def theory(args: argparse.Namespace) -> None:
     for row in table["rows"]:
         cells = [row["d_k"], row["scale"]]
         for value in (row["trace"], row["entropy"]):
-            simulated = f"{value['monte_carlo']:.4f} ± {value['standard_error']:.4f}"
+            simulated = plus_minus(value["monte_carlo"], value["standard_error"])
             cells += [value["quadrature"], simulated]
         rows.append(cells)
     _print_table(header, rows)
@@ -150,15 +151,15 @@ def claim(args: argparse.Namespace) -> None:
 
 def every_claim(args: argparse.Namespace) -> None:
     """Run every experiment about a claim, and write one report."""
-    from experiments.claims.all import All, run_all
+    from experiments.claims.all import All, count, run_all
 
     settings, _ = _settings(args, All)
     threads = limit_threads(0)
     with display(Console(stderr=True)) as progress:
-        directory, section = run_all(settings, progress, threads, args.command)
-    console = Console()
-    print_section(section, console)
-    _print_line(console, f"{directory}/report.html, verdicts.md")
+        directory, answers = run_all(settings, progress, threads, args.command)
+    _print_table(["claim", "verdict"], [[x.claim, x.outcome] for x in answers])
+    print(count(answers))
+    _print_line(Console(), f"{directory}/report.html, verdicts.md")
 
 
 def verdicts(args: argparse.Namespace) -> None:

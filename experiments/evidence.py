@@ -241,14 +241,26 @@ def describe(interval: Interval | None) -> str:
         return "no finished pair: not resolved"
     if interval.half_width is None:
         return f"{interval.mean:.3g}, one seed: not resolved"
-    # Two digits of the half-width tell the ends apart.
-    digits = max(0, 1 - math.floor(math.log10(max(interval.half_width, 1e-4))))
+    digits = _decimals(interval.half_width)
     ends = [interval.mean + side * interval.half_width for side in (-1, 1)]
     text = (
         f"{interval.mean:.{max(digits, 3)}f} (95 %: {ends[0]:.{digits}f} to "
         f"{ends[1]:.{digits}f}), {interval.pairs} paired seeds"
     )
     return text if interval.sign else f"{text}: not resolved"
+
+
+def plus_minus(mean: float, error: float | None) -> str:
+    """A mean and its uncertainty, if it has one, as in "0.993 ± 0.0066"."""
+    if error is None:
+        return f"{mean:.3f}"
+    digits = _decimals(error)
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+
+def _decimals(error: float) -> int:
+    """As many as show two digits of an uncertainty; three if there is none."""
+    return max(0, 1 - math.floor(math.log10(max(error, 1e-6)))) if error else 3
 
 
 def _change(runs: Sequence[Run], share: str) -> str:

@@ -117,7 +117,7 @@ def _markdown(part: Part) -> str:
     if not isinstance(part, Table):
         return f"{part}\n" if isinstance(part, str) else ""
     head = [part.columns, ["---"] * len(part.columns)]
-    cells = (map(format_cell, row) for row in part.rows)
+    cells = ([format_cell(x).replace("|", r"\|") for x in row] for row in part.rows)
     lines = [f"| {' | '.join(line)} |" for line in (*head, *cells)]
     return "\n".join([f"**{part.title}.** {part.caption}", "", *lines, ""])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments import evidence, figures, tables
-from experiments.evidence import Verdict
+from experiments.evidence import Verdict, plus_minus
 from experiments.page import (
     Cell,
     Figure,
@@ -115,7 +115,7 @@ def theory(results: Results) -> list[Part]:
         for q in (row["trace"], row["entropy"]):
             error = max(q["standard_error"], 1e-12)
             distances.append(abs(q["quadrature"] - q["monte_carlo"]) / error)
-            cells += [q["quadrature"], f"{q['monte_carlo']:.4g} ± {error:.1g}"]
+            cells += [q["quadrature"], plus_minus(q["monte_carlo"], error)]
         table.append(cells)
     agree = sum(distance < AGREEMENT for distance in distances)
     keys = results.theory["keys"]

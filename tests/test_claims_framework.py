@@ -185,8 +185,10 @@ def test_the_results_of_another_experiment_are_not_written_over(settings):
 
 
 def test_a_mean_is_told_with_its_interval_and_nothing_where_there_is_none():
-    assert spread([0.99, 0.995, 0.994]) == "0.993 ± 0.007"
-    assert spread([1.0, 1.0]) == spread([1.0]) == "1.000"
+    assert spread([0.99, 0.995, 0.994]) == "0.9930 ± 0.0066"
+    assert spread([1.0, 1.0]) == "1.000 ± 0.000" and spread([1.0]) == "1.000"
+    assert spread([3e-6, 5e-6]) == "0.000004 ± 0.000013"
+    assert spread([120.0, 160.0]) == "140 ± 254"
     assert above([1.0, 1.1], 0.5) is None and above([1.0, 1.1, 1.05], 0.5) is True
     assert above([1.0, 1.1, 1.05], 2) is False and above([1.0]) is None
     curve = band([10, 20], [[1.0, 2.0], [3.0, 2.0]])

@@ -140,7 +140,7 @@ def test_gaps_are_paired_by_seed():
         ),
         (
             Interval(0.3, 0.0, 2),
-            "0.30000 (95 %: 0.30000 to 0.30000), 2 paired seeds",
+            "0.300 (95 %: 0.300 to 0.300), 2 paired seeds",
         ),
         (
             Interval(2.0, 30.0, 2),

@@ -35,7 +35,7 @@ class All:
 
 def run_all(
     settings: All, progress: Progress, threads: str, command: str = ""
-) -> tuple[Path, Section]:
+) -> tuple[Path, list[Answer]]:
     """Run what is missing, and write report.html and verdicts.md.
 
     Args:
@@ -45,7 +45,7 @@ def run_all(
         command: what was typed to get here.
 
     Returns:
-        The directory, and the table of verdicts.
+        The directory, and what came of every claim.
 
     Raises:
         ConfigError: a config is missing, is of another kind or does not fit; nothing
@@ -57,22 +57,14 @@ def run_all(
     for number, (name, config) in enumerate(found, start=1):
         prefixed = Prefixed(progress, f"{number}/{len(found)} {name}")
         done.append(run(name, config, prefixed, threads, command))
-    first = Section("verdicts", "Verdicts", [HOW, verdicts(done)])
-    page = [first, *(section for path in done for section in sections_of(path))]
     answers = [answer for path in done for answer in answers_of(path)]
-    write_text(directory / "report.html", html_page(TITLE, _count(answers), page))
+    rows = [(x.claim, x.outcome, x.number, x.source) for x in answers]
+    table = Table("Claims", ("claim", "verdict", "number", "said by"), rows)
+    first = Section("verdicts", "Verdicts", [HOW, table])
+    page = [first, *(section for path in done for section in sections_of(path))]
+    write_text(directory / "report.html", html_page(TITLE, count(answers), page))
     write_text(directory / "verdicts.md", markdown(first))
-    return directory, first
-
-
-def verdicts(directories: list[Path]) -> Table:
-    """One row for each claim: what came out, and who says it."""
-    rows = [
-        (answer.claim, answer.outcome, answer.number, answer.source)
-        for directory in directories
-        for answer in answers_of(directory)
-    ]
-    return Table("Claims", ("claim", "verdict", "number", "said by"), rows)
+    return directory, answers
 
 
 def into_readme(readme: Path, directory: Path) -> None:
@@ -100,7 +92,7 @@ def _with_name(path: str, directory: Path) -> tuple[str, Any]:
     return name, dataclasses.replace(config, out=str(directory))
 
 
-def _count(answers: list[Answer]) -> str:
+def count(answers: list[Answer]) -> str:
     """How many claims came out how."""
     outcomes = [answer.outcome for answer in answers]
     counts = {outcome: outcomes.count(outcome) for outcome in dict.fromkeys(outcomes)}

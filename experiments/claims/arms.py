@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.claims.store import Store, numbers_of
-from experiments.evidence import t_interval
+from experiments.evidence import plus_minus, t_interval
 from experiments.progress import Prefixed, Progress
 from experiments.svg import Curve
 
@@ -54,9 +54,8 @@ def above(values: Sequence[float], bound: float = 0.0) -> bool | None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean and the half-width of its 95 % interval, as in "0.993 ± 0.006"."""
-    mean, half_width, _ = t_interval(values)
-    return f"{mean:.3f}" if not half_width else f"{mean:.3f} ± {half_width:.1g}"
+    """The mean and the half-width of its 95 % interval, as in "0.993 ± 0.0066"."""
+    return plus_minus(*t_interval(values)[:2])
 
 
 def band(x: Sequence[float], runs: Sequence[Sequence[float]]) -> Curve:

@@ -196,8 +196,11 @@ def _has_order(runs: list[dict[str, Any]], power: int) -> bool:
 
 
 def _orders(runs: list[dict[str, Any]]) -> str:
+    """The least and the largest p; unknown where a layer leaves no digit at all."""
     found = [run["order"] for run in runs]
-    return f"{min(found):.3f} to {max(found):.3f}"
+    if None in found:
+        return "unknown"
+    return " to ".join(dict.fromkeys(f"{x:.3f}" for x in (min(found), max(found))))
 
 
 def _path(runs: list[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jattn
+from experiments.claims.arms import spread
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.store import Store
 from experiments.evidence import decide, describe, t_interval
@@ -104,7 +105,9 @@ def answers(results: dict[str, Any]) -> list[Answer]:
     at_reference = [row["times log n"] for row in rows if row["n"] >= reference][0]
     kept = scaled[-1]["weight"] / at_reference["weight"]
     # Paired: both kinds of scores see the same draws.
-    gap = t_interval(np.subtract(scaled[-1]["weights"], plain[-1]["weights"]).tolist())
+    weights = [cells[-1]["weights"] for cells in (plain, scaled)]
+    gap = t_interval(np.subtract(*reversed(weights)).tolist())
+    measured = [spread(x) for x in weights]
     return [
         Answer(
             claim="Attention is diffuse over a long context.",
@@ -112,7 +115,7 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             number=f"From n = {first['n']} to {last['n']} the entropy grows by "
             f"{slope:.3f} per unit of ln n, and the weight of the relevant key falls "
             f"from {plain[0]['weight']:.3g} to {plain[-1]['weight']:.3g} (measured: "
-            f"{_measured(plain[-1])}).",
+            f"{measured[0]}).",
             rule="the entropy grows by .9 to 1.1 per unit of ln n, and less than a "
             "tenth of the weight is left at the largest n",
             outcome=decide([abs(slope - 1) < 0.1, left < 0.1]),
@@ -123,8 +126,8 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             claim="Logits that grow like log n keep attention selective.",
             source="Chiang & Cholak 2022, arXiv:2202.12172; Su 2021, kexue.fm/8823",
             number=f"At n = {last['n']} the weight is {scaled[-1]['weight']:.3g} "
-            f"(measured: {_measured(scaled[-1])}), {kept:.2f} of what it is at the "
-            f"reference length. It is more than without the factor by {describe(gap)}.",
+            f"(measured: {measured[1]}), {kept:.2f} of what it is at the reference "
+            f"length. It is more than without the factor by {describe(gap)}.",
             rule="at the largest n the 95 % interval of the paired gap lies above 0, "
             "and at least nine tenths of the weight at the reference length are left",
             outcome=decide([None if gap.sign is None else gap.sign > 0, kept >= 0.9]),
@@ -132,11 +135,6 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             "relevant key still loses weight as its rivals become more.",
         ),
     ]
-
-
-def _measured(cell: dict[str, Any]) -> str:
-    mean, half_width, _ = t_interval(cell["weights"])
-    return f"{mean:.3g} ± {half_width:.1g}" if half_width else f"{mean:.3g}"
 
 
 def parts(results: dict[str, Any]) -> list[Part]:
@@ -161,8 +159,8 @@ def parts(results: dict[str, Any]) -> list[Part]:
             )
         for n, cell in zip(lengths, cells, strict=True):
             entropy = t_interval(cell["entropies"]).mean
-            row = [name, n, cell["weight"], _measured(cell), cell["entropy"], entropy]
-            table.append(row)
+            weight = [cell["weight"], spread(cell["weights"])]
+            table.append([name, n, *weight, cell["entropy"], entropy])
     columns = ("scores", "n", "weight", "measured", "entropy", "measured")
     figure = curves("Weight and entropy", panels, x_label="n", log_x=True)
     caption = (
