@@ -12,12 +12,14 @@ from experiments.claims import NAMES
 from experiments.commands import COMMANDS, claim
 from experiments.config import ConfigError
 
+EVERYTHING = "configs/all.toml"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 2 if it was asked for something impossible."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        args = _parser().parse_args(argv)
+        args = _parser().parse_args(_with_config(argv))
         args.command = shlex.join(["python", "-m", "experiments", *argv])
         args.run(args)
     except ConfigError as error:
@@ -31,6 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"interrupted; the same command {again}", file=sys.stderr)
         return 130
     return 0
+
+
+def _with_config(argv: list[str]) -> list[str]:
+    """`all` may come without its CONFIG, settings behind it or not."""
+    behind = argv[1] if len(argv) > 1 else "--"
+    left_out = behind.startswith("--") and behind != "--help"
+    return ["all", EVERYTHING, *argv[1:]] if argv[:1] == ["all"] and left_out else argv
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,10 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         parsers[name].set_defaults(run=run, name=name, prog=parsers[name].prog)
     named = ("train", "sweep", "theory", "coord", "cost", "decode", "all", *NAMES)
     for name in named:
-        default = "configs/all.toml" if name == "all" else None
-        nargs = None if default is None else "?"
-        options: dict[str, Any] = {"metavar": "CONFIG", "help": "a TOML file"}
-        parsers[name].add_argument("config", nargs=nargs, default=default, **options)
+        default = f", {EVERYTHING} if none is given" * (name == "all")
+        parsers[name].add_argument(
+            "config", metavar="CONFIG", help=f"a TOML file{default}"
+        )
         overrides = parsers[name].add_argument(
             "overrides",
             nargs=argparse.REMAINDER,

@@ -243,7 +243,7 @@ th, td { padding: 5px .9rem 5px 0; text-align: left; vertical-align: top;
   white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line); }
 tbody tr + tr td { border-top: 1px solid var(--tint); }
-td.text { white-space: normal; min-width: 12rem; overflow-wrap: anywhere; }
+td.text { white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
 tr > :first-child, .two tr > :nth-child(2) { position: sticky; left: 0;
   background: var(--page); }
 .two tr > :first-child { box-sizing: border-box; min-width: 3.2rem; }

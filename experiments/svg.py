@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -39,6 +40,7 @@ _STYLE: dict[Any, Any] = {
 }
 DOTTED: dict[str, Any] = {"color": _INK, "lw": 1, "ls": ":", "alpha": 0.7}
 _PANEL = (2.6, 2.4)  # inches
+_AXIS, _CHARACTER = 140, 6.6  # points: length of the x axis of a panel, and a digit
 
 
 def svg_file(svg: str) -> str:
@@ -172,13 +174,28 @@ def heat(
 def log_axes(
     axes: Axes, sizes: Sequence[float], log_y: bool = True, label: str = "d_k"
 ) -> None:
-    """Logarithmic axes, with a tick at each size."""
+    """Logarithmic axes, with a tick at each size, and a label where it has room."""
     axes.set_xscale("log")
-    axes.set_xticks(sizes, [str(d) for d in sizes])
+    axes.set_xticks(sizes, _labels_with_room(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(label)
     if log_y:
         _log_y(axes)
+
+
+def _labels_with_room(sizes: Sequence[float]) -> list[str]:
+    """A label for each size or, so that none touch, for every second, third, ..."""
+    texts = [str(size) for size in sizes]
+    logs = np.log(sizes)
+    places = (logs - logs[0]) / max(logs[-1] - logs[0], 1e-9) * _AXIS
+    halves = [_CHARACTER * (len(text) + 1) / 2 for text in texts]
+    for step in range(1, len(texts) + 1):
+        kept = range((len(texts) - 1) % step, len(texts), step)  # with the last
+        if all(
+            places[i] + halves[i] <= places[j] - halves[j] for i, j in pairwise(kept)
+        ):
+            break
+    return [text if i in kept else "" for i, text in enumerate(texts)]
 
 
 def _log_y(axes: Axes) -> None:

@@ -143,7 +143,10 @@ def test_a_readme_gets_the_table_between_its_marks(command, tmp_path):
         into_readme(readme, tmp_path / "runs/all")
 
 
-def test_by_default_all_are_run():
+def test_by_default_all_are_run(capsys):
+    for argv in (["all", "--nmae", "x"], ["all", "configs/all.toml", "--nmae", "x"]):
+        assert main(argv) == 2
+        assert "did you mean 'name'" in capsys.readouterr().err
     assert [path.split("/")[-1] for path in All().configs] == [
         f"{name}.toml" for name in NAMES
     ]
