@@ -48,7 +48,7 @@ def test_verdicts_follow_from_the_numbers(numbers, outcomes):
 
 def test_a_sentence_says_what_the_numbers_say():
     better, worse, free = CLAIM.answers(results(four=ONE, time=2.0))
-    assert "some numbers of heads are better" in better.sentence
+    assert "heads are better than one; of other" in better.sentence
     assert "end with a higher loss" in worse.sentence
     assert "4 heads of size 8 lose against 2 of size 16: 0.093" in worse.number
     assert "a matrix of weights of its own" in free.sentence

@@ -111,7 +111,7 @@ def test_an_answer_depends_on_all_pairs_and_on_no_other_question(reader):
     assert moved[:2].max() == 0 and moved[2] > 0
 
 
-def results(attention=(1.0, 1.0), recurrent=(0.3, 0.1), places=1.0):
+def results(attention=(1.0, 1.0), recurrent=(0.6, 0.3), places=1.0):
     """What would be kept of runs that end so, with a little wobble."""
     runs = []
     ends = dict(zip(READERS, (attention, recurrent), strict=True))
@@ -132,12 +132,46 @@ def results(attention=(1.0, 1.0), recurrent=(0.3, 0.1), places=1.0):
         (results(), [HOLDS, HOLDS]),
         (results(attention=(1.0, 0.9)), [PART, HOLDS]),
         (results(places=0.5), [PART, HOLDS]),
-        (results(recurrent=(0.3, 0.3)), [HOLDS, PART]),
+        (results(recurrent=(0.6, 0.6)), [HOLDS, PART]),
+        (results(recurrent=(0.201, 0.1)), [HOLDS, PART]),
         (results((0.2, 0.1), (0.9, 0.95), 0.1), [FAILS, FAILS]),
     ],
 )
 def test_verdicts_follow_from_the_numbers(numbers, outcomes):
     assert [answer.outcome for answer in CLAIM.answers(numbers)] == outcomes
+
+
+def test_a_gru_that_guesses_does_not_show_that_more_pairs_cost_it_anything():
+    *_, knows = CLAIM.answers(results())
+    *_, guesses = CLAIM.answers(results(recurrent=(0.201, 0.1)))
+    assert "the less the more pairs there are" in knows.sentence
+    assert "hardly more than a guess" in guesses.sentence
+
+
+def test_a_rate_at_which_training_diverges_has_no_right_answers_and_cannot_win():
+    sizes = dict(pairs=(4,), keys=8, values=4, d_model=8, questions=4)
+    settings = Recall(**sizes, rates=(1e30, 0.01), steps=5, every=2, held_out=16)
+    worse, better = train(settings, "attention, 4 pairs", Silent())["rates"]
+    assert worse == {"right": [(2, 0.0), (4, 0.0), (5, 0.0)], "places": [0.0] * 4}
+    assert [update for update, _ in better["right"]] == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(values=1), "values = 1 must be at least 2"),
+        (dict(heads=5), "heads = 5 must divide d_model = 64"),
+    ],
+)
+def test_settings_that_ask_nothing_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        CLAIM.measure(Recall(**changes), None)
+
+
+def test_too_few_questions_for_every_quarter_are_refused():
+    settings = Recall(pairs=(4,), questions=1, held_out=1)
+    with pytest.raises(ConfigError, match="do not ask about every quarter"):
+        train(settings, "GRU, 4 pairs", Silent())
 
 
 def test_each_reader_is_shown_at_its_best_rate_with_its_updates_to_95_percent():
@@ -146,7 +180,7 @@ def test_each_reader_is_shown_at_its_best_rate_with_its_updates_to_95_percent():
     assert "16 pairs" in figure.draw()
     attention, recurrent = table.rows[2:]
     assert attention[:3] == [16, "attention", "0.2"] and attention[4] == "4, 4, 4"
-    assert recurrent[4:] == ["never, never, never", "0.10, 0.10, 0.10, 1.00", 103]
+    assert recurrent[4:] == ["never, never, never", "0.30, 0.30, 0.30, 1.00", 103]
 
 
 @pytest.mark.parametrize("pairs", [(3, 8), (8, 4), (4, 65)])

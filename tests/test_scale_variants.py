@@ -19,6 +19,7 @@ from experiments.claims.scale_variants import (
     sensitivity,
     train,
 )
+from experiments.config import ConfigError
 from experiments.data import load_corpus
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
@@ -100,7 +101,21 @@ def test_verdicts_follow_from_the_numbers():
     needed, *_, log_n = CLAIM.answers(found)
     assert needed.sentence.startswith("Under one optimiser these models end worse")
     assert log_n.sentence.startswith("That logits that grow like log n help")
+    assert needed.sentence.endswith("neither that nor the opposite is shown.")
+    inverse = CLAIM.answers(found)[2].sentence
+    assert inverse.endswith("under the other the opposite is shown.")
     assert needed.number.startswith("Loss without the factor less loss with it: AdamW")
+
+
+def test_rates_that_do_not_ascend_are_refused():
+    for rates in ((0.1, 0.3, 0.2), (0.1, 0.1)):
+        with pytest.raises(ConfigError, match="must ascend"):
+            CLAIM.measure(ScaleVariants(sgd=rates), None)
+
+
+def test_a_context_without_a_logarithm_is_refused_before_anything_is_trained():
+    with pytest.raises(ConfigError, match="log_n needs a data.context of 2 or more"):
+        CLAIM.measure(ScaleVariants(models=OnText(context=1)), None)
 
 
 def test_one_seed_resolves_nothing():

@@ -41,7 +41,9 @@ def results(previous=(0.8, 0.1), induction=(0.7, 0.1), divergence=(0.6, 0.2), se
     [
         (results(), [HOLDS, HOLDS, HOLDS]),
         (results(previous=(0.4, 0.1)), [PART, HOLDS, HOLDS]),
-        (results(induction=(0.1, 0.1)), [HOLDS, FAILS, HOLDS]),
+        (results(induction=(0.1, 0.1)), [HOLDS, OPEN, HOLDS]),
+        (results(induction=(0.1, 0.3)), [HOLDS, FAILS, HOLDS]),
+        (results(induction=(0.3, 0.1)), [HOLDS, PART, HOLDS]),
         (results(divergence=(0.1, 0.2)), [HOLDS, HOLDS, FAILS]),
         (results(seeds=1), [OPEN, OPEN, OPEN]),
     ],

@@ -9,13 +9,13 @@ from experiments.claims.stability import (
     CLAIM,
     MEASURES,
     Stability,
-    growth,
+    growths,
     last,
     train,
 )
 from experiments.config import ConfigError
 from experiments.data import load_corpus
-from experiments.evidence import FAILS, HOLDS, PART
+from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
 from experiments.progress import Silent
 
@@ -53,7 +53,18 @@ def results(**ends):
 
 def test_growth_is_the_largest_logit_at_the_end_over_that_before_training():
     found = run(50.0, 0.1, 3.0)
-    assert growth(found) == pytest.approx(25) and last(found, "entropy") == 0.1
+    assert growths([found]) == pytest.approx([np.log10(25)])
+    assert last(found, "entropy") == 0.1
+
+
+def test_runs_that_diverge_before_they_are_looked_at_decide_nothing():
+    found = results()
+    for one in found["runs"]:
+        if one["arm"].endswith("high"):
+            one |= run(2.0, 0.9, 5.5, looks=1, diverged=True)
+    answers = CLAIM.answers(found)
+    assert [x.outcome for x in answers] == [OPEN, HOLDS, OPEN, OPEN]
+    assert "unseen, as a run diverged at once" in answers[0].number
 
 
 @pytest.mark.parametrize(
@@ -93,6 +104,11 @@ def test_a_run_that_diverged_shortens_the_curves_and_is_told():
     assert [row[-1] for row in table.rows].count("diverged") == 1
     assert all(isinstance(x, Figure) and "qk-norm" in x.draw() for x in figures)
     assert "Diverged: 1 of 3 without." in CLAIM.answers(found)[2].number
+
+
+def test_a_cap_that_no_score_rule_takes_is_refused():
+    with pytest.raises(ConfigError, match="cap = 1e-12 must be from 1e-9 to 1e30"):
+        CLAIM.measure(Stability(cap=1e-12), None)
 
 
 def test_a_high_rate_below_the_moderate_one_is_refused():

@@ -19,7 +19,7 @@ def run_arms(
     arms: Sequence[str],
     store: Store,
     run: Callable[[Any, str, Progress], Run],
-    given: Callable[[Any], Any] = numbers_of,
+    text: str | None = None,
 ) -> list[Run]:
     """A run of each arm for every seed, each a piece of the store.
 
@@ -29,7 +29,7 @@ def run_arms(
         store: where runs are kept.
         run: from settings of one seed, the name of an arm and a progress to what is to
             be kept.
-        given: what a run depends on, from its settings.
+        text: what identifies the text that runs read, if they read one.
     """
     runs = []
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -37,7 +37,10 @@ def run_arms(
         one = replace(settings, seed=seed, seeds=1)
         progress = Prefixed(store.progress, f"{arm}, seed {seed}")
         compute = functools.partial(run, one, arm, progress)
-        found = store.piece(arm, given(one), compute)
+        given = numbers_of(one)
+        if text is not None:
+            given = {"settings": given, "text": text}
+        found = store.piece(arm, given, compute)
         runs.append({"arm": arm, "seed": seed} | found)
     return runs
 
@@ -54,7 +57,7 @@ def above(values: Sequence[float], bound: float = 0.0) -> bool | None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean and the half-width of its 95 % interval, as in "0.993 ± 0.0066"."""
+    """The mean and the half-width of its 95 % interval, as in "0.9930 ± 0.0066"."""
     return plus_minus(*t_interval(values)[:2])
 
 

@@ -65,10 +65,6 @@ def measure(settings: Explain, store: Store) -> dict[str, Any]:
             seed=seed, data=settings.data, model=settings.model, optim=settings.optim
         )
         trained = Trained(config, *store.train(config))
-        if trained.summary["status"] != "finished":
-            raise ConfigError(
-                f"a model diverged ({trained.summary['reason']}); lower optim.lr"
-            )
         given = [trained.given, settings.windows, settings.replacements]
         progress = Prefixed(store.progress, f"seed {seed}")
         found = store.piece(
@@ -120,28 +116,31 @@ def answers(results: dict[str, Any]) -> list[Answer]:
     rank, first = (
         {name: of(results, how, name) for name in METHODS} for how in AGREEMENTS
     )
-    found = [
-        _above(_gaps(rank, "attention", "chance")),
-        _above(_gaps(first, "attention", "nearness")),
-        _above(_gaps(rank, "attention", OTHER)),
+    gaps = [
+        _gaps(rank, "attention", "chance"),
+        _gaps(first, "attention", "nearness"),
+        _gaps(rank, "attention", OTHER),
     ]
-    does = [DOES[_both(signs)] for signs in found]
+    found = [_above(gap) for gap in gaps]
+    does = [_does(signs) for signs in found]
     return [
         Answer(
             claim="Attention weights explain a prediction.",
             source="put to the test by Jain & Wallace 2019, arXiv:1902.10186, and "
             "Wiegreffe & Pinter 2019, arXiv:1908.04626",
-            number=f"Rank correlation with occlusion: {_words(rank['attention'])}; of "
-            f"the two kinds with each other: {spread(rank[OTHER][0])}. The token with "
-            f"most weight counts most in {_words(first['attention'])} of the windows, "
-            f"the last but one in {_words(first['nearness'])}.",
+            number=f"Rank correlation with occlusion: {_words(rank['attention'])}; "
+            f"more than that of chance by {_words(gaps[0])}, than that of the two "
+            f"kinds with each other by {_words(gaps[2])}. The token with most weight "
+            f"counts most in {_words(first['attention'])} of the windows, more often "
+            f"than the last but one by {_words(gaps[1])}.",
             rule=f"{RULE} rank correlation is above that of chance; what has most "
             "weight counts most more often than the last token but one; and rank "
             "correlation is above that of the two kinds with each other",
             outcome=decide(sum(found, [])),
-            sentence=f"Attention {does[0]} rank tokens better than chance, {does[1]} "
-            f"name what counts most more often than always taking the last token but "
-            f"one, and {does[2]} rank tokens as well as a second experiment.",
+            sentence=f"In these models attention {does[0]} rank tokens better than "
+            f"chance, {does[1]} name what counts most more often than always taking "
+            f"the last token but one, and {does[2]} rank tokens as well as a second "
+            "experiment would.",
         ),
         _better(
             rank,
@@ -169,7 +168,7 @@ def _better(
 ) -> Answer:
     gaps = [_gaps(values, name, "attention") for values in (rank, first)]
     found = [_above(gap) for gap in gaps]
-    does = [DOES[_both(signs)] for signs in found]
+    does = [_does(signs) for signs in found]
     return Answer(
         claim=claim,
         source=source,
@@ -179,8 +178,8 @@ def _better(
         rule=f"{RULE} rank correlation, and the share of windows with the same token "
         "first, are above those of attention weights",
         outcome=decide(sum(found, [])),
-        sentence=f"{name.capitalize()} {does[0]} come nearer to the order by occlusion "
-        f"than attention, and {does[1]} name more often what counts most.",
+        sentence=f"In these models {name} {does[0]} come nearer to the order by "
+        f"occlusion than attention, and {does[1]} name more often what counts most.",
     )
 
 
@@ -193,9 +192,12 @@ def _above(values: Values, bound: float = 0.0) -> list[bool | None]:
     return [above(x, bound) for x in values]
 
 
-def _both(found: list[bool | None]) -> bool | None:
-    """What is so, or is not, with both kinds of occlusion."""
-    return found[0] if len(set(found)) == 1 else None
+def _does(found: list[bool | None]) -> str:
+    """What is so, or is not, by each kind of occlusion, as a verb."""
+    if len(set(found)) == 1:
+        return DOES[found[0]]
+    pairs = zip(found, OCCLUSIONS, strict=True)
+    return " and ".join(f"{DOES[x]} ({kind})" for x, kind in pairs)
 
 
 def _words(values: Values) -> str:

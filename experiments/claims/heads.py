@@ -4,6 +4,7 @@ Models of one width are trained with more and more heads, which share it; and th
 gradient of one layer of attention is compiled and timed for each number of heads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +22,9 @@ from experiments.claims.store import Store
 from experiments.config import ConfigError
 from experiments.evidence import FAILS, HOLDS, OPEN, PART, decide, describe, t_interval
 from experiments.page import Figure, Part, Table
-from experiments.peers import Program
 from experiments.settings import Count, Name, Text
 from experiments.svg import Curve, curves
-from experiments.timing import Clock, start, time_pair
+from experiments.timing import called, clock_here, time_pair
 from jattn.nnx import MultiHeadAttention
 
 SAME = 1.1  # the largest ratio that still passes for "similar"
@@ -66,24 +66,18 @@ def measure(settings: Heads, store: Store) -> dict[str, Any]:
 
 def costs(settings: Heads) -> dict[str, Any]:
     """What the compiler counts, and times as multiples of that of one head."""
-    clock = Clock(
-        measure="cpu" if jax.default_backend() == "cpu" else "wall",
-        rounds=settings.rounds,
-        round_seconds=1.0,
-        sample_seconds=0.02,
-    )
+    clock = clock_here(settings.rounds, round_seconds=1.0, sample_seconds=0.02)
     shape = settings.batch, settings.length, settings.models.d_model
     x = jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32))
     layers = [layer(heads, x) for heads in settings.counts]
-    bound: Any = None  # the programs have their inputs
-    ready = [start(program, bound) for program, _ in layers]
+    ready = [called(call) for call, _ in layers]
     return {
         "counted": [counted for _, counted in layers],
         "ratios": [time_pair(ready[0], other, clock)["ratios"] for other in ready],
     }
 
 
-def layer(heads: int, x: jax.Array) -> tuple[Program, dict[str, float]]:
+def layer(heads: int, x: jax.Array) -> tuple[Callable[[], Any], dict[str, float]]:
     """The gradient of a layer of causal self-attention, compiled.
 
     Args:
@@ -91,7 +85,7 @@ def layer(heads: int, x: jax.Array) -> tuple[Program, dict[str, float]]:
         x: inputs, (B, T, D).
 
     Returns:
-        The program, and what the compiler counts of it.
+        What calls it, and what the compiler counts of it.
     """
     attention = MultiHeadAttention(
         heads, x.shape[-1], use_bias=False, rope=jattn.rotary, rngs=nnx.Rngs(0)
@@ -110,11 +104,7 @@ def layer(heads: int, x: jax.Array) -> tuple[Program, dict[str, float]]:
         "exponentials": analysis["transcendentals"],
         "memory": memory.temp_size_in_bytes / 2**20,
     }
-    call = partial(gradient, params, x)
-    wait = jax.block_until_ready
-    return Program(
-        lambda _: call, wait, lambda _: [], memory.temp_size_in_bytes
-    ), counted
+    return partial(gradient, params, x), counted
 
 
 def answers(results: dict[str, Any]) -> list[Answer]:
@@ -122,6 +112,7 @@ def answers(results: dict[str, Any]) -> list[Answer]:
     counts, losses = results["counts"], np.array(results["losses"])
     gains = dict(zip(counts[1:], losses[0] - losses[1:], strict=True))
     helps = decide(map(above, gains.values()))
+    better = " and ".join(str(n) for n, x in gains.items() if above(x))
     width, before, lost = results["width"], counts[-2], losses[-1] - losses[-2]
     hurts = above(lost)
     most, counted = counts[-1], results["counted"]
@@ -151,8 +142,8 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             sentence={
                 HOLDS: "At this width and learning rate every larger number of heads "
                 "ended with a lower loss than one head.",
-                PART: "At this width and learning rate some numbers of heads are "
-                "better than one head; of the others these runs do not show it.",
+                PART: f"At this width and learning rate {better} heads are better than "
+                "one; of other numbers these runs do not show it.",
                 FAILS: "At this width and learning rate no number of heads is shown to "
                 "be better than one, and some are worse.",
                 OPEN: "At this width and learning rate these runs do not resolve "
@@ -177,7 +168,8 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             f"parameters, {grown['operations']:.2f} times the operations, "
             f"{grown['exponentials']:.3g} times the exponentials and "
             f"{grown['memory']:.3g} times the memory of a layer's gradient, as the "
-            f"compiler counts them; {spread(times)} times the time, which is measured.",
+            f"compiler counts them; {spread(times)} times the time, over rounds of one "
+            "process.",
             rule=f"the parameters are as many, the operations {SAME:g} times as many "
             "at most, and the 95 % interval of the ratio of times, over rounds, lies "
             f"below {SAME:g}",
@@ -185,8 +177,9 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             sentence="Heads share the width, so parameters and products of matrices "
             "stay as many, and so does the cost."
             if free == HOLDS
-            else "Heads share the width, so parameters and products of matrices stay "
-            "as many; but each head has a matrix of weights of its own to be made.",
+            else "Heads share the width, so parameters stay as many; but each head has "
+            "a matrix of weights of its own, and so more of all that is not a product "
+            "of matrices.",
         ),
     ]
 
@@ -217,8 +210,9 @@ def parts(results: dict[str, Any]) -> list[Part]:
         Figure(
             lambda: then,
             "The gradient of one layer of causal attention by itself. All but the time "
-            "is what the compiler counts; the time is measured, in turns with that of "
-            "one head, with the 95 % interval over rounds.",
+            "is what the compiler counts; the time is measured, on a CPU that of all "
+            "threads, in turns with that of one head, with the 95 % interval over "
+            "rounds of one process; another process may differ by more.",
         ),
         Table(
             "Numbers of heads",

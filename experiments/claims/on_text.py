@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from experiments.config import Config, Data, Evaluation, Model, Optim
+from experiments.config import Config, Data, Evaluation, Model, Optim, check_together
 from experiments.data import Corpus, batch, evaluation_batches, split_of
 from experiments.fit import Fitted, fit
 from experiments.model import CausalLM, logit_scale
@@ -47,15 +47,20 @@ def config_of(
         optimiser: as in `Optim.name`.
         lr: the peak learning rate.
         **arm: the settings of `Model` that make the arm.
+
+    Raises:
+        ConfigError: they do not fit together.
     """
     sizes = ("layers", "d_model", "heads", "d_k", "d_v", "d_ff")
-    return Config(
+    config = Config(
         seed=seed,
         data=Data(source=TEXT, context=models.context, batch=models.batch),
         model=Model(**{name: getattr(models, name) for name in sizes}, **arm),
         optim=Optim(name=optimiser, lr=lr, steps=models.steps),  # type: ignore[arg-type]
         evaluation=Evaluation(tokens=models.held_out),
     )
+    check_together(config)
+    return config
 
 
 def initial(config: Config, corpus: Corpus) -> CausalLM:

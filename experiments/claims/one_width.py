@@ -114,11 +114,5 @@ def train(models: OneWidth, heads: int, store: Store) -> list[Trained]:
     trained = []
     for seed in range(models.seed, models.seed + models.seeds):
         config = config_of(models, heads, seed)
-        summary, directory = store.train(config)
-        if summary["status"] != "finished":
-            raise ConfigError(
-                f"a model of {heads} heads diverged ({summary['reason']}); lower "
-                "models.optim.lr"
-            )
-        trained.append(Trained(config, summary, directory))
+        trained.append(Trained(config, *store.train(config)))
     return trained

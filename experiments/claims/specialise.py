@@ -91,8 +91,7 @@ def answers(results: dict[str, Any]) -> list[Answer]:
         ),
         Answer(
             claim="Heads become unlike one another.",
-            source="Clark et al. 2019, arXiv:1906.04341; Voita et al. 2019, "
-            "arXiv:1905.09418",
+            source="Voita et al. 2019, arXiv:1905.09418",
             number="Jensen-Shannon divergence of a layer's heads on unseen text: "
             f"{spread(unlike)} nats after training, {spread(alike)} before; ln of the "
             f"number of heads is {np.log(results['heads']):.2f}. Growth: "
@@ -138,6 +137,8 @@ def _looks_at(
         [heads[0] for heads in ranked(results, stage, *where)] for stage in STAGES
     )
     most, grows = above(after, 0.5), above(np.subtract(after, before).tolist())
+    if grows is None and not most:
+        most = None  # what training has not turned yet refutes nothing
     kind, pattern = where
     keys = PATTERNS[pattern]
     sentence = f"{results['seen']} tokens of training turn a head to {keys}"
@@ -153,7 +154,8 @@ def _looks_at(
         f"{spread(after)} after training, {spread(before)} before; even weights would "
         f"give {evenly(results, *where):.2g}.",
         rule="the 95 % interval of this weight lies above one half, and that of its "
-        "growth, paired by seed, above 0",
+        "growth, paired by seed, above 0; a smaller weight refutes it only if it grew "
+        "or fell",
         outcome=decide([most, grows]),
         sentence=sentence,
     )
@@ -180,8 +182,9 @@ def parts(results: dict[str, Any]) -> list[Part]:
     return [
         Figure(
             lambda: figure,
-            "Mean weight on keys of each kind, over the queries that have any, for the "
-            "heads of all layers in their order. Means over seeds with 95 % intervals.",
+            "Mean weight on keys of each kind, over the queries that have any, for all "
+            "heads, in each panel in the order of this weight. Means over seeds with "
+            "95 % intervals.",
         ),
         Table(
             "Every head",

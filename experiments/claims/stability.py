@@ -1,7 +1,6 @@
 """What high learning rates do to the logits of attention, and two ways to hold them."""
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,11 +57,15 @@ def measure(settings: Stability, store: Store) -> dict[str, Any]:
         raise ConfigError(
             f"moderate = {settings.moderate} must be below high = {settings.high}"
         )
+    if not 1e-9 <= settings.cap <= 1e30:
+        raise ConfigError(f"cap = {settings.cap} must be from 1e-9 to 1e30")
     corpus = load_corpus(on_text.TEXT)
     return {
         "cap": settings.cap,
         "rates": {rate: getattr(settings, rate) for rate in RATES},
-        "runs": run_arms(settings, list(ARMS), store, functools.partial(train, corpus)),
+        "runs": run_arms(
+            settings, list(ARMS), store, functools.partial(train, corpus), corpus.sha256
+        ),
     }
 
 
@@ -105,24 +108,38 @@ def last(run: Run, measure: str) -> float:
     return run["seen"][-1][1][measure]
 
 
-def growth(run: Run) -> float:
-    """How many times as large as before training the largest logit is at the end."""
-    return last(run, "largest_logit") / run["seen"][0][1]["largest_logit"]
+def growths(runs: Sequence[Run]) -> list[float] | None:
+    """How many times as large the largest logit became, to the base of ten.
+
+    None if a run was not seen after an update.
+    """
+    if min(len(run["seen"]) for run in runs) < 2:
+        return None
+    begun = [run["seen"][0][1]["largest_logit"] for run in runs]
+    return np.log10(
+        [last(run, "largest_logit") for run in runs] / np.array(begun)
+    ).tolist()
 
 
 def answers(results: dict[str, Any]) -> list[Answer]:
     """Whether logits grow, what holds them, and what that is good for."""
     runs, cap, rate = results["runs"], results["cap"], results["rates"]["high"]
     plain, norm, capped = (of_arm(runs, arm) for arm in ARMS if arm.endswith(HIGH))
-    # Logarithms to the base of ten: tenfold is 1.
-    grown, held = ([math.log10(growth(run)) for run in x] for x in (plain, norm))
+    grown, held = growths(plain), growths(norm)
     lost = [run["loss"] for run in plain]
     gaps = {
         kind: np.subtract(lost, [run["loss"] for run in arm]).tolist()
         for kind, arm in ((NORM, norm), (CAP, capped))
     }
-    sharp, soft = ([last(run, "entropy") for run in x] for x in (plain, norm))
-    calmer = np.subtract(soft, sharp).tolist()
+    entropies = {
+        kind: [last(run, "entropy") for run in arm]
+        for kind, arm in ((PLAIN, plain), (NORM, norm), (CAP, capped))
+    }
+    seen = {
+        kind: None if growths(arm) is None else above(entropies[kind], COLLAPSED)
+        for kind, arm in ((PLAIN, plain), (NORM, norm), (CAP, capped))
+    }
+    collapsed = None if seen[PLAIN] is None else not seen[PLAIN]
     everywhere = [run for run in runs if ARMS[run["arm"]][0] == CAP]
     largest = max(x["largest_logit"] for run in everywhere for _, x in run["seen"])
     diverged = sum(run["diverged"] for run in plain)
@@ -135,7 +152,10 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             f"{_times(held)} with it.",
             "at the high rate the 95 % interval of the growth lies above tenfold "
             "without qk-norm, and below with it",
-            [above(grown, 1.0), above([1 - x for x in held])],
+            [
+                None if grown is None else above(grown, 1.0),
+                None if held is None else above([1 - x for x in held]),
+            ],
             "with qk-norm, whose gains are still learned, logits grow by less than an "
             "order of magnitude at a rate at which without it they grow by more",
         ),
@@ -150,7 +170,7 @@ def answers(results: dict[str, Any]) -> list[Answer]:
         ),
         _answer(
             "At a high learning rate a model without either ends worse.",
-            "Wortsman et al. 2023, arXiv:2309.14322, section 3.1",
+            "Wortsman et al. 2023, arXiv:2309.14322, section 3.1, of qk-norm",
             f"At the rate {rate:g}, loss without less loss with "
             + "; ".join(f"{kind} {describe(t_interval(x))}" for kind, x in gaps.items())
             + f". Diverged: {diverged} of {len(plain)} without.",
@@ -162,14 +182,24 @@ def answers(results: dict[str, Any]) -> list[Answer]:
         _answer(
             "Where logits grow, entropy collapses.",
             "Zhai et al. 2023, arXiv:2303.06296",
-            f"At the rate {rate:g}, entropy / ln n, mean over heads: "
-            f"{spread(sharp)} without qk-norm, {spread(soft)} with it; gap "
-            f"{describe(t_interval(calmer))}.",
-            f"at the high rate the 95 % interval of the former lies below {COLLAPSED}, "
-            "and that of the gap above 0",
-            [above([COLLAPSED - x for x in sharp]), above(calmer)],
-            "heads whose logits grow attend to hardly more than one key, and qk-norm "
-            "keeps them from it",
+            f"At the rate {rate:g}, growth of the largest logit, and entropy / ln n, "
+            "mean over heads: "
+            + "; ".join(
+                f"{kind} {_times(growths(arm))}, {spread(entropies[kind])}"
+                for kind, arm in ((PLAIN, plain), (NORM, norm), (CAP, capped))
+            )
+            + ".",
+            "at the high rate the 95 % interval of entropy / ln n lies below "
+            f"{COLLAPSED} for the plain model, and above it with qk-norm and with a "
+            "soft cap, if the plain model's does",
+            [
+                collapsed,
+                seen[NORM] if collapsed else None,
+                seen[CAP] if collapsed else None,
+            ],
+            "heads whose logits nothing bounds attend to hardly more than one key, and "
+            "others do not; but what is left of the entropy does not follow from the "
+            "growth alone",
         ),
     ]
 
@@ -189,8 +219,10 @@ def _answer(
     return Answer(claim, source, number, rule, outcome, sentence)
 
 
-def _times(logs: Sequence[float]) -> str:
+def _times(logs: Sequence[float] | None) -> str:
     """The geometric mean and its 95 % interval, as in "4.1-fold (3.2 to 5.3)"."""
+    if logs is None:
+        return "unseen, as a run diverged at once"
     mean, half_width, _ = t_interval(logs)
     sides = (0, -1, 1) if half_width else (0,)
     powers = [10 ** (mean + side * (half_width or 0)) for side in sides]
