@@ -24,7 +24,15 @@ from experiments.peers import FAILURES, Declined, Program, build, words
 from experiments.progress import Progress
 from experiments.settings import Cost
 from experiments.svg import svg_file
-from experiments.timing import Clock, Ready, difference, slope, start, time_pair
+from experiments.timing import (
+    Clock,
+    Ready,
+    clock_here,
+    difference,
+    slope,
+    start,
+    time_pair,
+)
 
 # How far the values of an implementation may be off, see `difference`.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
@@ -55,7 +63,9 @@ def measure_cost(
     tables = tables_of(settings)
     directory = Path(settings.out) / settings.name
     directory.mkdir(parents=True, exist_ok=True)
-    clock = _clock(settings)
+    clock = clock_here(
+        settings.rounds, settings.round_seconds, settings.sample_ms / 1e3
+    )
     results: dict[str, Any] = {
         "command": command,
         "settings": to_dict(settings),
@@ -103,7 +113,8 @@ def check(mask: str, settings: Cost) -> list[Row]:
     with jax.default_matmul_precision("highest"):
         exact = build("reference", dataclasses.replace(case, dtype="float32"))
     want = start(exact, inputs).results
-    names = dict.fromkeys((OURS, *settings.peers, *settings.head_count.peers))
+    parts = settings, settings.head_count, settings.head_size
+    names = dict.fromkeys((OURS, *(peer for part in parts for peer in part.peers)))
     rows = []
     for name in names:
         row: Row = {"implementation": name, **dataclasses.asdict(case)}
@@ -195,12 +206,6 @@ def _write(directory: Path, results: dict[str, Any]) -> None:
     page = "\n".join(map(markdown, sections(results)))
     write_text(directory / "cost.md", page)
     write_text(directory / "cost.svg", svg_file(figures.cost_figure(results)))
-
-
-def _clock(settings: Cost) -> Clock:
-    measure = "cpu" if jax.default_backend() == "cpu" else "wall"
-    sample_seconds = settings.sample_ms / 1e3
-    return Clock(measure, settings.rounds, settings.round_seconds, sample_seconds)
 
 
 def _row(case: Case, name: str) -> Row:

@@ -7,7 +7,6 @@ capacity, with a length for each row, and need not write anything.
 
 import dataclasses
 import functools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import jattn
-from experiments.config import to_dict
+from experiments.config import ConfigError, to_dict
 from experiments.files import write_json
 from experiments.machine import describe
 from experiments.progress import Progress
 from experiments.settings import Decode
-from experiments.timing import Clock, Ready, difference, time_pair
+from experiments.timing import called, clock_here, difference, time_pair
 
 Row = dict[str, Any]
 
@@ -32,13 +31,26 @@ def measure_decode(
     """Measure every filled length, and write decode.json.
 
     Returns:
-        What decode.json holds: "rows" (one for each filled length), "machine" and
-        "settings".
+        What decode.json holds: "rows" (one for each filled length, see
+        `timing.time_pair`), "machine" and "settings".
+
+    Raises:
+        ConfigError: more is filled than there is room for, or the heads do not fit.
     """
+    if max(settings.filled) > settings.capacity:
+        raise ConfigError(
+            f"filled = {list(settings.filled)} must not be more than capacity = "
+            f"{settings.capacity}"
+        )
+    if settings.heads % settings.kv_heads:
+        raise ConfigError(
+            f"heads = {settings.heads} must be a multiple of kv_heads = "
+            f"{settings.kv_heads}"
+        )
     progress.start("decode", total=len(settings.filled))
     rows = []
     for done, filled in enumerate(settings.filled, start=1):
-        rows.append(measure(settings, min(filled, settings.capacity)))
+        rows.append(measure(settings, filled))
         progress.update(done)
     results = {
         "command": command,
@@ -86,8 +98,11 @@ def measure(settings: Decode, filled: int) -> Row:
         jax.nn.dot_product_attention, key_value_seq_lengths=lengths
     )
     theirs = functools.partial(jax.jit(whole), query, key, value)
-    clock = Clock("cpu", settings.rounds, float("inf"), settings.sample_ms / 1e3)
-    own, other = _ready(ours), _ready(theirs)
+    clock = clock_here(settings.rounds, float("inf"), settings.sample_ms / 1e3)
+    own, other = (
+        called(call, results=lambda out: [np.asarray(out, np.float32)])
+        for call in (ours, theirs)
+    )
     row: Row = {"filled": filled, "differs": difference(own.results, other.results)}
     planned = compiled.memory_analysis()
     row["temp_bytes"] = None if planned is None else planned.temp_size_in_bytes
@@ -107,11 +122,3 @@ def step(
 def rewound(cache: jattn.KVCache) -> jattn.KVCache:
     """The cache without its last token, whose slot is written again."""
     return dataclasses.replace(cache, length=cache.length - 1)
-
-
-def _ready(call: Any) -> Ready:
-    wait = jax.block_until_ready
-    results = [np.asarray(wait(call()), np.float32)]
-    begin = time.perf_counter()
-    wait(call())
-    return Ready(call, wait, results, time.perf_counter() - begin)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments.peers import Inputs, Program
@@ -25,6 +26,12 @@ class Clock(NamedTuple):
     """A sample has as many calls as it takes to last that long."""
 
 
+def clock_here(rounds: int, round_seconds: float, sample_seconds: float) -> Clock:
+    """A clock of CPU time where the CPU computes, and of the wall's elsewhere."""
+    measure = "cpu" if jax.default_backend() == "cpu" else "wall"
+    return Clock(measure, rounds, round_seconds, sample_seconds)
+
+
 class Sample(NamedTuple):
     """Seconds of one call."""
 
@@ -43,16 +50,24 @@ class Ready(NamedTuple):
 
 
 def start(program: Program, inputs: Inputs) -> Ready:
-    """Place the inputs, call once for the results, and again for the time if short."""
-    call = program.bind(inputs)
+    """Place the inputs, and call the program on them."""
+    return called(program.bind(inputs), program.wait, program.results)
+
+
+def called(
+    call: Callable[[], Any],
+    wait: Callable[[Any], Any] = jax.block_until_ready,
+    results: Callable[[Any], list[np.ndarray]] = lambda _: [],
+) -> Ready:
+    """What is ready once it is called for its results, and for the time if short."""
     begin = time.perf_counter()
-    out = program.wait(call())
+    out = wait(call())
     seconds = time.perf_counter() - begin
-    results = program.results(out)
+    kept = results(out)
     del out
     if seconds < 1:
-        seconds = _sample(call, program.wait, 1, True).wall
-    return Ready(call, program.wait, results, seconds)
+        seconds = _sample(call, wait, 1, True).wall
+    return Ready(call, wait, kept, seconds)
 
 
 def time_pair(ours: Ready, theirs: Ready, clock: Clock) -> dict[str, Any]:

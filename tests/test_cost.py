@@ -121,9 +121,19 @@ def test_torch_and_all_others_have_the_same_values(mask):
     assert all(row["differs"] < row["tolerance"] for row in found)
 
 
+@pytest.mark.parametrize("table", ["head_count", "head_size"])
+def test_the_peers_of_every_table_are_checked_before_they_are_timed(table):
+    heads = dict(head_count=HeadCount(peers=()), head_size=HeadSize(peers=()))
+    heads[table] = replace(heads[table], peers=("jax.nn",))
+    found = check("causal", replace(TINY, peers=(), **heads))
+    assert [row["implementation"] for row in found] == [OURS, "jax.nn"]
+
+
 def test_if_blockwise_is_wrong_nobody_is_timed(monkeypatch):
     monkeypatch.setitem(peers.IMPLEMENTATIONS, OURS, blind)
-    settings = replace(TINY, peers=(), head_count=HeadCount(peers=()))
+    settings = replace(
+        TINY, peers=(), head_count=HeadCount(peers=()), head_size=HeadSize(peers=())
+    )
     (ours,) = check("packed", settings)
     assert ours["reason"].startswith("differs by")
     wrong = {(OURS, "packed"): ours["reason"]}
