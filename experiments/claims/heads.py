@@ -109,79 +109,77 @@ def layer(heads: int, x: jax.Array) -> tuple[Callable[[], Any], dict[str, float]
 
 def answers(results: dict[str, Any]) -> list[Answer]:
     """Whether more heads than one help, and whether they cost nothing."""
-    counts, losses = results["counts"], np.array(results["losses"])
-    gains = dict(zip(counts[1:], losses[0] - losses[1:], strict=True))
-    helps = decide(map(above, gains.values()))
+    losses = np.array(results["losses"])
+    return [_helpful(results, losses), _too_many(results, losses), _free(results)]
+
+
+def _helpful(results: dict[str, Any], losses: np.ndarray) -> Answer:
+    gains = dict(zip(results["counts"][1:], losses[0] - losses[1:], strict=True))
+    outcome = decide(map(above, gains.values()))
+    told = (f"{n} heads {describe(t_interval(x))}" for n, x in gains.items())
     better = " and ".join(str(n) for n, x in gains.items() if above(x))
-    width, before, lost = results["width"], counts[-2], losses[-1] - losses[-2]
+    found = {
+        HOLDS: "every larger number of heads ended with a lower loss than one head",
+        PART: f"{better} heads are better than one; of other numbers these runs do not "
+        "show it",
+        FAILS: "no number of heads is shown to be better than one, and some are worse",
+        OPEN: "these runs do not resolve whether the number of heads changes the loss",
+    }
+    return Answer(
+        claim="Several heads are better than one.",
+        source="Vaswani et al. 2017, arXiv:1706.03762, table 3, rows (A)",
+        number=f"Validation loss with one head: {spread(losses[0])} nats per token. "
+        f"Less with more of them: {'; '.join(told)}.",
+        rule="for every number of heads above one, the 95 % interval of what it lowers "
+        "the loss by, paired by seed, lies above 0",
+        outcome=outcome,
+        sentence=f"At this width and learning rate {found[outcome]}.",
+    )
+
+
+def _too_many(results: dict[str, Any], losses: np.ndarray) -> Answer:
+    width, (*_, before, most) = results["width"], results["counts"]
+    lost = losses[-1] - losses[-2]
     hurts = above(lost)
-    most, counted = counts[-1], results["counted"]
-    grown = {name: counted[-1][name] / counted[0][name] for name in COUNTED}
+    return Answer(
+        claim="Too many heads are worse.",
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 6.2",
+        number=f"Nats per token that {most} heads of size {width // most} lose against "
+        f"{before} of size {width // before}: {describe(t_interval(lost))}.",
+        rule="the 95 % interval of the difference between the two largest numbers of "
+        "heads, paired by seed, lies above 0",
+        outcome=decide([hurts]),
+        sentence=TOO_MANY[hurts],
+    )
+
+
+def _free(results: dict[str, Any]) -> Answer:
+    one, *_, most = results["counted"]
+    grown = {name: most[name] / one[name] for name in COUNTED}
     times = results["ratios"][-1]
     slower = above(times, SAME)
-    free = decide(
-        [
-            grown["parameters"] == 1,
-            grown["operations"] <= SAME,
-            None if slower is None else not slower,
-        ]
+    same = [grown["parameters"] == 1, grown["operations"] <= SAME]
+    outcome = decide([*same, None if slower is None else not slower])
+    return Answer(
+        claim="At one width, the number of heads does not change the cost.",
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
+        number=f"From one head to {results['counts'][-1]}: {grown['parameters']:.2g} "
+        f"times the parameters, {grown['operations']:.2f} times the operations, "
+        f"{grown['exponentials']:.3g} times the exponentials and "
+        f"{grown['memory']:.3g} times the memory of a layer's gradient, as the "
+        f"compiler counts them; {spread(times)} times the time, over rounds of one "
+        "process.",
+        rule=f"the parameters are as many, the operations {SAME:g} times as many at "
+        "most, and the 95 % interval of the ratio of times, over rounds, lies below "
+        f"{SAME:g}",
+        outcome=outcome,
+        sentence="Heads share the width, so parameters and products of matrices stay "
+        "as many, and so does the cost."
+        if outcome == HOLDS
+        else "Heads share the width, so parameters stay as many; but each head has a "
+        "matrix of weights of its own, and so more of all that is not a product of "
+        "matrices.",
     )
-    return [
-        Answer(
-            claim="Several heads are better than one.",
-            source="Vaswani et al. 2017, arXiv:1706.03762, table 3, rows (A)",
-            number=f"Validation loss with one head: {spread(losses[0])} nats per "
-            "token. Less with more of them: "
-            + "; ".join(
-                f"{n} heads {describe(t_interval(x))}" for n, x in gains.items()
-            )
-            + ".",
-            rule="for every number of heads above one, the 95 % interval of what it "
-            "lowers the loss by, paired by seed, lies above 0",
-            outcome=helps,
-            sentence={
-                HOLDS: "At this width and learning rate every larger number of heads "
-                "ended with a lower loss than one head.",
-                PART: f"At this width and learning rate {better} heads are better than "
-                "one; of other numbers these runs do not show it.",
-                FAILS: "At this width and learning rate no number of heads is shown to "
-                "be better than one, and some are worse.",
-                OPEN: "At this width and learning rate these runs do not resolve "
-                "whether the number of heads changes the loss.",
-            }[helps],
-        ),
-        Answer(
-            claim="Too many heads are worse.",
-            source="Vaswani et al. 2017, arXiv:1706.03762, section 6.2",
-            number=f"Nats per token that {most} heads of size {width // most} lose "
-            f"against {before} of size {width // before}: "
-            f"{describe(t_interval(lost))}.",
-            rule="the 95 % interval of the difference between the two largest numbers "
-            "of heads, paired by seed, lies above 0",
-            outcome=decide([hurts]),
-            sentence=TOO_MANY[hurts],
-        ),
-        Answer(
-            claim="At one width, the number of heads does not change the cost.",
-            source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
-            number=f"From one head to {most}: {grown['parameters']:.2g} times the "
-            f"parameters, {grown['operations']:.2f} times the operations, "
-            f"{grown['exponentials']:.3g} times the exponentials and "
-            f"{grown['memory']:.3g} times the memory of a layer's gradient, as the "
-            f"compiler counts them; {spread(times)} times the time, over rounds of one "
-            "process.",
-            rule=f"the parameters are as many, the operations {SAME:g} times as many "
-            "at most, and the 95 % interval of the ratio of times, over rounds, lies "
-            f"below {SAME:g}",
-            outcome=free,
-            sentence="Heads share the width, so parameters and products of matrices "
-            "stay as many, and so does the cost."
-            if free == HOLDS
-            else "Heads share the width, so parameters stay as many; but each head has "
-            "a matrix of weights of its own, and so more of all that is not a product "
-            "of matrices.",
-        ),
-    ]
 
 
 def parts(results: dict[str, Any]) -> list[Part]:

@@ -24,9 +24,9 @@ from experiments.settings import Count, Name, Positive, Seed, Text
 from experiments.svg import Curve, curves
 from experiments.watch import worst
 
-PLAIN, NORM, CAP = "plain", "qk-norm", "soft cap"
+KINDS = PLAIN, NORM, CAP = "plain", "qk-norm", "soft cap"
 RATES = ("moderate", HIGH := "high")
-ARMS = {f"{x}, {y}": (x, y) for y in RATES for x in (PLAIN, NORM, CAP)}
+ARMS = {f"{x}, {y}": (x, y) for y in RATES for x in KINDS}
 MEASURES = {
     "largest_logit": "largest logit",
     "entropy": "entropy / ln n",
@@ -123,85 +123,89 @@ def growths(runs: Sequence[Run]) -> list[float] | None:
 
 def answers(results: dict[str, Any]) -> list[Answer]:
     """Whether logits grow, what holds them, and what that is good for."""
-    runs, cap, rate = results["runs"], results["cap"], results["rates"]["high"]
-    plain, norm, capped = (of_arm(runs, arm) for arm in ARMS if arm.endswith(HIGH))
-    grown, held = growths(plain), growths(norm)
-    lost = [run["loss"] for run in plain]
-    gaps = {
-        kind: np.subtract(lost, [run["loss"] for run in arm]).tolist()
-        for kind, arm in ((NORM, norm), (CAP, capped))
-    }
-    entropies = {
-        kind: [last(run, "entropy") for run in arm]
-        for kind, arm in ((PLAIN, plain), (NORM, norm), (CAP, capped))
-    }
-    seen = {
-        kind: None if growths(arm) is None else above(entropies[kind], COLLAPSED)
-        for kind, arm in ((PLAIN, plain), (NORM, norm), (CAP, capped))
-    }
-    collapsed = None if seen[PLAIN] is None else not seen[PLAIN]
-    everywhere = [run for run in runs if ARMS[run["arm"]][0] == CAP]
-    largest = max(x["largest_logit"] for run in everywhere for _, x in run["seen"])
-    diverged = sum(run["diverged"] for run in plain)
+    rate = results["rates"][HIGH]
+    fast = {kind: of_arm(results["runs"], f"{kind}, {HIGH}") for kind in KINDS}
+    capped = [run for run in results["runs"] if ARMS[run["arm"]][0] == CAP]
     return [
-        _answer(
-            "qk-norm prevents the growth of logits.",
-            "Dehghani et al. 2023, arXiv:2302.05442; Wortsman et al. 2023, "
-            "arXiv:2309.14322",
-            f"At the rate {rate:g} the largest logit grows {_times(grown)} without it, "
-            f"{_times(held)} with it.",
-            "at the high rate the 95 % interval of the growth lies above tenfold "
-            "without qk-norm, and below with it",
-            [
-                None if grown is None else above(grown, 1.0),
-                None if held is None else above([1 - x for x in held]),
-            ],
-            "with qk-norm, whose gains are still learned, logits grow by less than an "
-            "order of magnitude at a rate at which without it they grow by more",
-        ),
-        _answer(
-            "A soft cap bounds the logits.",
-            "Gemma Team 2024, arXiv:2408.00118, section 2",
-            f"Cap {cap:g}; largest logit seen {largest:.4g}.",
-            "no logit that was looked at is larger than the cap, up to rounding",
-            [largest <= cap * (1 + 1e-6)],
-            f"no logit exceeds {cap:g}, which is arithmetic and no finding: "
-            "|cap tanh(s / cap)| <= cap, whatever training does",
-        ),
-        _answer(
-            "At a high learning rate a model without either ends worse.",
-            "Wortsman et al. 2023, arXiv:2309.14322, section 3.1, of qk-norm",
-            f"At the rate {rate:g}, loss without less loss with "
-            + "; ".join(f"{kind} {describe(t_interval(x))}" for kind, x in gaps.items())
-            + f". Diverged: {diverged} of {len(plain)} without.",
-            "at the high rate the 95 % intervals of both gaps in validation loss, "
-            "paired by seed, lie above 0; a run that diverged counts as not trained",
-            [above(x) for x in gaps.values()],
-            "both qk-norm and a soft cap save some of what a high learning rate costs",
-        ),
-        _answer(
-            "Where logits grow, entropy collapses.",
-            "Zhai et al. 2023, arXiv:2303.06296",
-            f"At the rate {rate:g}, growth of the largest logit, and entropy / ln n, "
-            "mean over heads: "
-            + "; ".join(
-                f"{kind} {_times(growths(arm))}, {spread(entropies[kind])}"
-                for kind, arm in ((PLAIN, plain), (NORM, norm), (CAP, capped))
-            )
-            + ".",
-            "at the high rate the 95 % interval of entropy / ln n lies below "
-            f"{COLLAPSED} for the plain model, and above it with qk-norm and with a "
-            "soft cap, if the plain model's does",
-            [
-                collapsed,
-                seen[NORM] if collapsed else None,
-                seen[CAP] if collapsed else None,
-            ],
-            "heads whose logits nothing bounds attend to hardly more than one key, and "
-            "others do not; but what is left of the entropy does not follow from the "
-            "growth alone",
-        ),
+        _held(fast, rate),
+        _capped(capped, results["cap"]),
+        _worse(fast, rate),
+        _collapse(fast, rate),
     ]
+
+
+def _held(fast: dict[str, list[Run]], rate: float) -> Answer:
+    grown, held = growths(fast[PLAIN]), growths(fast[NORM])
+    return _answer(
+        "qk-norm prevents the growth of logits.",
+        "Dehghani et al. 2023, arXiv:2302.05442; Wortsman et al. 2023, "
+        "arXiv:2309.14322",
+        f"At the rate {rate:g} the largest logit grows {_times(grown)} without it, "
+        f"{_times(held)} with it.",
+        "at the high rate the 95 % interval of the growth lies above tenfold without "
+        "qk-norm, and below with it",
+        # Logarithms to the base of ten: tenfold is 1.
+        [
+            None if grown is None else above(grown, 1.0),
+            None if held is None else above([1 - x for x in held]),
+        ],
+        "with qk-norm, whose gains are still learned, logits grow by less than an "
+        "order of magnitude at a rate at which without it they grow by more",
+    )
+
+
+def _capped(runs: Sequence[Run], cap: float) -> Answer:
+    largest = max(x["largest_logit"] for run in runs for _, x in run["seen"])
+    return _answer(
+        "A soft cap bounds the logits.",
+        "Gemma Team 2024, arXiv:2408.00118, section 2",
+        f"Cap {cap:g}; largest logit seen {largest:.4g}.",
+        "no logit that was looked at is larger than the cap, up to rounding",
+        [largest <= cap * (1 + 1e-6)],
+        f"no logit exceeds {cap:g}, which is arithmetic and no finding: "
+        "|cap tanh(s / cap)| <= cap, whatever training does",
+    )
+
+
+def _worse(fast: dict[str, list[Run]], rate: float) -> Answer:
+    lost = {kind: [run["loss"] for run in fast[kind]] for kind in KINDS}
+    gaps = {x: np.subtract(lost[PLAIN], lost[x]).tolist() for x in (NORM, CAP)}
+    told = (f"{kind} {describe(t_interval(x))}" for kind, x in gaps.items())
+    diverged = sum(run["diverged"] for run in fast[PLAIN])
+    return _answer(
+        "At a high learning rate a model without either ends worse.",
+        "Wortsman et al. 2023, arXiv:2309.14322, section 3.1, of qk-norm",
+        f"At the rate {rate:g}, loss without less loss with {'; '.join(told)}. "
+        f"Diverged: {diverged} of {len(fast[PLAIN])} without.",
+        "at the high rate the 95 % intervals of both gaps in validation loss, paired "
+        "by seed, lie above 0; a run that diverged counts as not trained",
+        [above(x) for x in gaps.values()],
+        "both qk-norm and a soft cap save some of what a high learning rate costs",
+    )
+
+
+def _collapse(fast: dict[str, list[Run]], rate: float) -> Answer:
+    left = {kind: [last(run, "entropy") for run in fast[kind]] for kind in KINDS}
+    grown = {kind: growths(fast[kind]) for kind in KINDS}
+    told = (f"{kind} {_times(grown[kind])}, {spread(left[kind])}" for kind in KINDS)
+    # Of heads that nobody saw after an update nothing is known.
+    plain, norm, cap = (
+        None if grown[kind] is None else above(left[kind], COLLAPSED) for kind in KINDS
+    )
+    collapsed = None if plain is None else not plain
+    return _answer(
+        "Where logits grow, entropy collapses.",
+        "Zhai et al. 2023, arXiv:2303.06296",
+        f"At the rate {rate:g}, growth of the largest logit, and entropy / ln n, mean "
+        f"over heads: {'; '.join(told)}.",
+        "at the high rate the 95 % interval of entropy / ln n lies below "
+        f"{COLLAPSED} for the plain model, and, if so, above it with qk-norm and with "
+        "a soft cap",
+        [collapsed, *(x if collapsed else None for x in (norm, cap))],
+        "heads whose logits nothing bounds attend to hardly more than one key, and "
+        "others do not; but what is left of the entropy does not follow from the "
+        "growth alone",
+    )
 
 
 def _answer(
