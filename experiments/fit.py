@@ -32,7 +32,8 @@ class Fitted(NamedTuple):
         model: after the last update.
         curve: the loss of each update, up to the last that is finite.
         records: (updates done, what `record` said of the model).
-        diverged: whether a loss was not finite; the model is then of no use.
+        diverged: whether a loss or a parameter was not finite; the model is then of
+            no use.
     """
 
     model: Any
@@ -65,11 +66,11 @@ def fit(
         optim: the optimiser, the learning rates and the number of updates.
         record: what to keep of the model, every so often and at the end.
         every: how many updates to make between looks at the losses, and records.
-        may_diverge: whether a loss that is not finite is a result, and no error.
+        may_diverge: whether a training that diverges is a result, and no error.
         progress: where to say how far it is.
 
     Raises:
-        ConfigError: a loss is not finite, and may_diverge is False; or a batch is to be
+        ConfigError: it diverges, and may_diverge is False; or a batch is to be
             accumulated from parts, whose tokens a plain mean cannot count.
     """
     if optim.accumulate > 1:
@@ -91,10 +92,14 @@ def fit(
         good = len(losses) if finite.all() else int(finite.argmin())
         curve += [float(x) for x in losses[:good]]
         model = nnx.merge(graph, state.params)
+        reason = None
         if good < len(losses):
             reason = f"the loss is {losses[good]} at update {len(curve) + 1}"
+        elif not is_finite(state.params):
+            reason = f"a parameter is not finite after update {end}"
+        if reason is not None:
             if not may_diverge:
-                raise ConfigError(f"{reason}; lower optim.lr = {optim.lr}")
+                raise ConfigError(f"{reason}; lower the learning rate {optim.lr:g}")
             progress.finish(reason)
             return Fitted(model, curve, records, diverged=True)
         progress.update(end, loss=curve[-1])
@@ -102,6 +107,12 @@ def fit(
             records.append((end, record(model)))
     progress.finish(f"loss {curve[-1]:.4f}")
     return Fitted(model, curve, records, diverged=False)
+
+
+def is_finite(params: Any) -> bool:
+    """Whether no parameter is infinite or NaN."""
+    leaves = jax.tree.leaves(jax.device_get(params))
+    return all(np.isfinite(leaf).all() for leaf in leaves)
 
 
 def mean_loss(logits: jax.Array, targets: jax.Array, real: jax.Array) -> jax.Array:

@@ -186,8 +186,10 @@ def log_axes(
 def _labels_with_room(sizes: Sequence[float]) -> list[str]:
     """A label for each size or, so that none touch, for every second, third, ..."""
     texts = [str(size) for size in sizes]
+    if len(texts) < 2:
+        return texts
     logs = np.log(sizes)
-    places = (logs - logs[0]) / max(logs[-1] - logs[0], 1e-9) * _AXIS
+    places = (logs - logs[0]) / (logs[-1] - logs[0]) * _AXIS
     halves = [_CHARACTER * (len(text) + 1) / 2 for text in texts]
     for step in range(1, len(texts) + 1):
         kept = range((len(texts) - 1) % step, len(texts), step)  # with the last

@@ -118,8 +118,12 @@ def weight_of_one(
     grid = _Grid.of(keys, sigma, step)
     log_tx = np.minimum(grid.u + logit, 50)  # ln t X*
     density = np.exp(log_tx - np.exp(log_tx))
-    laplace = grid.mean(lambda tx: np.exp(-tx))
-    return float(grid.step * np.sum(density * laplace**keys))
+    laplace = grid.mean(lambda tx: np.exp(-tx)) ** keys
+    # The density, of integral 1, moves with the logit and leaves the grid: for a large
+    # one on the left, where L^n is 1, else on the right, where L^n is 0.
+    if logit > 0:
+        return float(1 - grid.step * np.sum(density * (1 - laplace)))
+    return float(grid.step * np.sum(density * laplace))
 
 
 def averaged_law(keys: int, d_k: int, scale: str, *, nodes: int = 32) -> Law:

@@ -112,8 +112,14 @@ def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> float:
     largest = 0.0
     for x, y in zip(got, want, strict=True):
         size = np.linalg.norm(y, axis=-1)
-        error = np.linalg.norm(x - y, axis=-1) / (size + np.sqrt(np.mean(size**2)))
-        largest = max(largest, float(np.nan_to_num(error, nan=np.inf).max()))
+        error = np.linalg.norm(x - y, axis=-1)
+        scale = size + np.sqrt(np.mean(size**2))
+        # Of a vector that has to be 0 in an array of zeros, any other is infinitely off.
+        off = np.where(error == 0, 0.0, np.inf)
+        np.divide(error, scale, out=off, where=scale > 0)
+        largest = max(
+            largest, float(np.nan_to_num(off, nan=np.inf, posinf=np.inf).max())
+        )
     return largest
 
 

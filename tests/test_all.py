@@ -1,5 +1,6 @@
 """Every experiment in turn: interrupted or not, one page and one table come of it."""
 
+import json
 import sys
 from dataclasses import make_dataclass
 from types import ModuleType
@@ -57,8 +58,12 @@ def claim_of(name, size, outcome, work):
 
 @pytest.fixture
 def work(monkeypatch):
-    """Two experiments of three pieces and two, and what they do."""
+    """Two experiments of three pieces and two, and what they do.
+
+    The machine is always the same: its load is not, nor the date.
+    """
     work = Work()
+    monkeypatch.setattr("experiments.claims.run.describe", lambda threads: {"cpu": 1})
     for name, size, outcome in (("one", 3, HOLDS), ("two", 2, FAILS)):
         module = ModuleType(f"experiments.claims.{name}")
         module.CLAIM = claim_of(name, size, outcome, work)
@@ -82,8 +87,10 @@ def files(directory):
     """What was written, but for the command and the directory, which differ."""
     found = {}
     for path in sorted(directory.rglob("*")):
-        if path.is_file() and path.name not in ("results.json", "lock"):
+        if path.is_file() and path.name != ".lock":
             text = path.read_text().replace(str(directory), "OUT")
+            if path.name == "results.json":
+                text = json.loads(text)["results"]
             found[str(path.relative_to(directory))] = text
     return found
 
@@ -114,7 +121,9 @@ def test_interrupted_anywhere_and_run_again_the_same_comes_out(
     work.last = None
     assert command(tmp_path / "stopped") == 0
     assert work.calls == [*PIECES[:last], *PIECES[last - 1 :]]
-    assert files(tmp_path / "whole") == files(tmp_path / "stopped")
+    whole = files(tmp_path / "whole")
+    assert whole == files(tmp_path / "stopped")
+    assert {"values": [3 / 7, 10 / 7, 17 / 7]} in whole.values()
 
 
 def test_nothing_is_run_if_a_config_does_not_fit(command, work, tmp_path, capsys):
@@ -125,6 +134,24 @@ def test_nothing_is_run_if_a_config_does_not_fit(command, work, tmp_path, capsys
     assert command(tmp_path / "runs") == 2
     assert "not the config of an experiment about a" in capsys.readouterr().err
     assert not work.calls
+
+
+@pytest.mark.parametrize("name", ["one", "models", "report.html", "verdicts.md"])
+def test_a_name_that_is_taken_is_refused_before_anything_is_run(
+    command, work, tmp_path, capsys, name
+):
+    (tmp_path / "two.toml").write_text(f'kind = "two"\nname = "{name}"\n')
+    assert command(tmp_path / "runs") == 2
+    assert "must differ from each other and from ['models'" in capsys.readouterr().err
+    assert not work.calls and not (tmp_path / "runs").exists()
+
+
+def test_verdicts_without_a_table_are_damaged(tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    (tmp_path / "verdicts.md").write_text("## Verdicts\n")
+    assert main(["verdicts", str(tmp_path), "--into", str(readme)]) == 2
+    assert "is damaged (it has no table of claims)" in capsys.readouterr().err
 
 
 def test_a_readme_gets_the_table_between_its_marks(command, tmp_path):

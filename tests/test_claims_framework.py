@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from markup import assert_well_formed
 
 from experiments.claims import NAMES
 from experiments.claims import run as module
 from experiments.claims.arms import above, band, of_arm, run_arms, spread
+from experiments.claims.bounds import rounded_down, rounded_up
 from experiments.claims.claim import Answer, Claim, find
 from experiments.claims.run import answers_of, run
 from experiments.claims.store import Store
-from experiments.config import ConfigError, load
+from experiments.config import Config, ConfigError, Model, load
 from experiments.evidence import FAILS, HOLDS, OPEN, decide
 from experiments.page import Figure, Table
 from experiments.progress import Silent
@@ -137,7 +139,15 @@ def test_a_value_is_the_same_whether_it_was_kept_or_not(tmp_path):
     assert store.piece("other", given, lambda: {"x": 0}) == {"x": 0}
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[1]"])
+def test_a_piece_that_is_not_finite_is_refused_by_name_and_not_kept(tmp_path):
+    store = Store(tmp_path, tmp_path / "models", Silent())
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="piece 'a b' came out as nan or inf"):
+            store.piece("a b", 1, lambda value=value: {"x": [value]})
+    assert store.piece("a b", 1, lambda: {"x": 2}) == {"x": 2}
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"value": 3}', '{"value": null}'])
 def test_a_damaged_piece_is_named_and_nothing_is_computed_over_it(settings, text):
     directory = run_fake(settings)
     path = sorted((directory / "pieces").iterdir())[0]
@@ -146,6 +156,26 @@ def test_a_damaged_piece_is_named_and_nothing_is_computed_over_it(settings, text
         run_fake(settings)
     path.unlink()
     run_fake(settings)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """Whose trainings diverge at once."""
+    diverged = {"status": "diverged", "reason": "the loss is nan"}
+    monkeypatch.setattr("experiments.claims.store.load_corpus", lambda source: None)
+    monkeypatch.setattr("experiments.claims.store.run", lambda *args: diverged)
+    return Store(tmp_path, tmp_path / "models", Silent())
+
+
+def test_a_model_that_diverged_is_no_model(store):
+    text = "diverged.*the loss is nan.*lower optim.lr = 0.003"
+    with pytest.raises(ConfigError, match=text):
+        store.train(Config())
+
+
+def test_a_model_whose_settings_do_not_fit_together_is_not_trained(store):
+    with pytest.raises(ConfigError, match="model.d_model = 5 must be even"):
+        store.train(Config(model=Model(d_model=5, positions="sinusoidal")))
 
 
 @pytest.mark.parametrize(
@@ -184,9 +214,20 @@ def test_the_results_of_another_experiment_are_not_written_over(settings):
         run_fake(settings, name="other")
 
 
+def test_a_bound_is_rounded_to_the_side_on_which_it_is_true():
+    found = {x: (rounded_down(x), rounded_up(x)) for x in (3.46e-6, 4.684, 0.0, 120.5)}
+    assert found == {
+        3.46e-6: ("3.4e-06", "3.5e-06"),
+        4.684: ("4.6", "4.7"),
+        0.0: ("0", "0"),
+        120.5: ("1.2e+02", "1.3e+02"),
+    }
+    assert rounded_down(4.2) == "4.2" and rounded_up(np.float64(2.5)) == "2.5"
+
+
 def test_a_mean_is_told_with_its_interval_and_nothing_where_there_is_none():
     assert spread([0.99, 0.995, 0.994]) == "0.9930 ± 0.0066"
-    assert spread([1.0, 1.0]) == "1.000 ± 0.000" and spread([1.0]) == "1.000"
+    assert spread([1.0, 1.0]) == spread([1.0]) == "1.000"
     assert spread([3e-6, 5e-6]) == "0.000004 ± 0.000013"
     assert spread([120.0, 160.0]) == "140 ± 254"
     assert above([1.0, 1.1], 0.5) is None and above([1.0, 1.1, 1.05], 0.5) is True

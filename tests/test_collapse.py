@@ -9,10 +9,25 @@ from flax import nnx
 from oracle import assert_close
 
 from experiments.__main__ import main
-from experiments.claims.collapse import CLAIM, KINDS, STREAMS, Collapse, config_of
+from experiments.claims.collapse import (
+    CLAIM,
+    KINDS,
+    NOTHING,
+    STREAMS,
+    Collapse,
+    config_of,
+)
+from experiments.config import ConfigError
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
-from experiments.studies.rank import Arm, compiled_layer, layer, order, residual_of
+from experiments.studies.rank import (
+    Arm,
+    compiled_layer,
+    layer,
+    order,
+    residual_of,
+    through,
+)
 from jattn.nnx import EncoderBlock
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
@@ -32,6 +47,38 @@ def test_the_residual_is_the_share_of_the_norm_beside_the_mean():
     squares = np.sum(others**2), 5 * np.sum(common**2)
     share = np.sqrt(squares[0] / sum(squares))
     assert residual_of(common + others) == pytest.approx(share, rel=1e-14)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-320, 1e-200, 1e200])
+def test_tokens_of_any_size_have_the_residual_of_their_directions(size):
+    tokens = np.array([[1.0, 2.0], [3.0, -4.0], [5.0, 6.0]])
+    want = residual_of(tokens) if size else 0
+    assert residual_of(size * tokens) == pytest.approx(want, rel=1e-3)
+
+
+def test_tokens_that_become_infinite_are_refused_by_the_layer():
+    def step(factor, x):
+        return factor * x
+
+    tokens = np.array([[1.0, 2.0], [3.0, -4.0]])
+    assert len(through(step, [1e200], tokens)) == 2
+    with pytest.raises(ConfigError, match="not finite after 2 layers; give fewer"):
+        through(step, [1e200, np.inf, 1.0], tokens)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (dict(tokens=1), "tokens = 1 must be at least 3"),
+        (dict(tokens=2), "tokens = 2 must be at least 3"),
+        (dict(d_model=1, heads=1), "d_model = 1 must be at least 3"),
+        (dict(d_model=2), "d_model = 2 must be at least 3"),
+        (dict(d_model=6, heads=4), "d_model = 6 must be a multiple of heads = 4"),
+    ],
+)
+def test_sizes_that_show_nothing_are_refused(sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        CLAIM.measure(Collapse(**sizes), None)
 
 
 @pytest.mark.parametrize("power", [1, 2, 3])
@@ -82,13 +129,13 @@ def test_a_layer_of_all_parts_is_the_block(x64):
     assert_close(found, nnx.jit(real)(x), jnp.float64)
 
 
-def results(pure=3.0, left=1e-9, fed=1e-9, bare=0.3, seeds=3):
+def results(pure=3.0, left=1e-9, fed=1e-9, bare=0.3, normed=0.5, seeds=3):
     """Runs in which attention has an order, and so much is left."""
     runs = []
     for seed in range(seeds):
         ends = [
             dict(zip(KINDS, [left, fed, left, left], strict=True)),
-            dict(zip(KINDS, [bare, 0.4, 0.5, 0.6], strict=True)),
+            dict(zip(KINDS, [bare, 0.4, normed, 0.6], strict=True)),
         ]
         run = {"seed": seed}
         for stream, end, power in zip(STREAMS, ends, [pure, 1.0], strict=True):
@@ -126,6 +173,38 @@ def test_a_role_of_layer_norm_is_told_only_where_an_interval_shows_it():
         last = CLAIM.answers(numbers)[3]
         assert last.sentence.startswith("These layers do not show") != told
         assert ("not resolved" in last.number) != told
+
+
+def test_layer_norm_may_leave_more_or_less():
+    for normed, word in ((0.5, "more"), (0.1, "less")):
+        last = CLAIM.answers(results(normed=normed))[3]
+        assert last.sentence.endswith(
+            f"with them {word} is left of what they differ in."
+        )
+
+
+def test_layers_are_counted_as_there_are():
+    numbers = results()
+    assert CLAIM.answers(numbers)[0].number.startswith("Left after layer 1, 2: 0.5, 1")
+    for run in numbers["runs"]:
+        for stream in STREAMS:
+            for kind in KINDS:
+                del run[stream][kind]["residuals"][2:]
+    assert CLAIM.answers(numbers)[0].number.startswith("Left after layer 1: 0.5. Of")
+
+
+def test_nothing_left_has_a_place_in_figure_and_table():
+    numbers = results(left=0.0, fed=0.0)
+    assert "e-17" in CLAIM.answers(numbers)[0].number
+    assert "at most 0 is left" in CLAIM.answers(numbers)[2].number
+    figure, table = CLAIM.parts(numbers)
+    assert "attention alone" in figure.draw()
+    assert table.rows[0][-1] == pytest.approx(NOTHING, rel=1e-9)
+
+
+def test_a_bound_is_rounded_to_where_it_holds():
+    text = CLAIM.answers(results(fed=4.21e-16, seeds=1))[2].number
+    assert "at most 4.3e-16 is left" in text
 
 
 def test_the_sentence_names_the_layers_that_keep_tokens_apart():

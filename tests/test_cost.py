@@ -231,6 +231,9 @@ def test_a_difference_is_seen_in_a_small_vector_and_not_made_of_rounding():
     assert difference([want, wrong], [want, want]) > 0.05
     wrong[0] = np.nan
     assert difference([wrong], [want]) == np.inf
+    nothing = np.zeros((4, 3), np.float32)
+    assert difference([nothing], [nothing]) == 0.0
+    assert difference([want], [nothing]) == difference([wrong], [nothing]) == np.inf
 
 
 def test_a_long_round_is_repeated_three_times_at_most():

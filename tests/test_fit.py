@@ -72,7 +72,7 @@ def broken(step):
 
 
 def test_a_loss_that_is_not_finite_is_an_error_that_names_the_learning_rate():
-    text = "the loss is inf at update 5; lower optim.lr = 0.01"
+    text = "the loss is inf at update 5; lower the learning rate 0.01"
     with pytest.raises(ConfigError, match=text):
         fit(loss, line(), broken, OPTIM)
 

@@ -12,13 +12,14 @@ from experiments.claims.long_context import (
     measure,
 )
 from experiments.claims.store import Store
-from experiments.evidence import HOLDS, PART, t_interval
+from experiments.config import ConfigError
+from experiments.evidence import HOLDS, OPEN, PART, t_interval
 from experiments.progress import Silent
 from experiments.theory import softmax_law, weight_of_one
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 
-TINY = LongContext(lengths=(16, 256), draws=60, reference=8, head_dim=3)
+TINY = LongContext(lengths=(8, 16, 256), draws=60, reference=8, head_dim=3)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +56,24 @@ def test_the_factor_is_that_of_the_score_rule():
     assert t_interval(weights).mean > t_interval(plain).mean
 
 
-def exactly(n, factor):
-    weight = weight_of_one(n, factor, 5 * factor)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(lengths=(256, 64)), "lengths = .256, 64. must be two or more.*ascend"),
+        (dict(lengths=(64, 64, 256)), "must be two or more numbers that ascend"),
+        (dict(lengths=(64,)), "must be two or more numbers that ascend"),
+        (dict(lengths=(16, 256)), "must hold reference = 64 and a larger one"),
+        (dict(lengths=(16, 64)), "must hold reference = 64 and a larger one"),
+        (dict(lengths=(1, 64), reference=1), "reference = 1 must be at least 2"),
+    ],
+)
+def test_lengths_that_tell_nothing_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        measure(LongContext(**settings), None)
+
+
+def exactly(n, factor, logit=5.0):
+    weight = weight_of_one(n, factor, logit * factor)
     return {
         "weight": weight,
         "entropy": softmax_law(n, factor).entropy,
@@ -64,12 +81,45 @@ def exactly(n, factor):
     }
 
 
-def test_attention_spreads_and_log_n_slows_it():
+def rows_of(lengths=(16, 64, 16384), **options):
     factors = {name: rule is not None for name, rule in SCORES.items()}
     rows = [
         {"n": n}
-        | {x: exactly(n, log_n_factor(n, 64) ** on) for x, on in factors.items()}
-        for n in (16, 64, 16384)
+        | {
+            name: exactly(n, log_n_factor(n, 64) ** on, **options)
+            for name, on in factors.items()
+        }
+        for n in lengths
     ]
-    spread, selective = CLAIM.answers({"reference": 64, "rows": rows})
+    return {"reference": 64, "rows": rows}
+
+
+def test_attention_spreads_and_log_n_slows_it():
+    spread, selective = CLAIM.answers(rows_of())
     assert (spread.outcome, selective.outcome) == (HOLDS, PART)
+    assert "outweigh it by their number alone" in spread.sentence
+    assert "slows the loss" in selective.sentence and "paired draws" in selective.number
+
+
+def test_a_logit_that_outweighs_all_others_keeps_its_weight():
+    spread, selective = CLAIM.answers(rows_of(logit=50.0))
+    assert (spread.outcome, selective.outcome) == (PART, OPEN)
+    assert "do not show how a relevant key is outweighed" in spread.sentence
+    assert selective.sentence == "It is not shown to help here."
+
+
+def test_a_factor_that_keeps_the_weight_is_said_to_keep_it():
+    results = rows_of(lengths=(64, 256), logit=20.0)
+    plain, scaled = (results["rows"][-1][name] for name in SCORES)
+    scaled["weights"] = [x + 0.1 for x in plain["weights"]]
+    answer = CLAIM.answers(results)[1]
+    assert answer.outcome == HOLDS
+    assert answer.sentence.startswith("The factor keeps the weight of a relevant key")
+
+
+def test_exact_curves_are_told_from_measured_ones(results):
+    figure, _ = CLAIM.parts(results)
+    assert "Measured: means over draws with 95 % intervals; the other" in figure.caption
+    assert "that of n keys without the relevant one" in figure.caption
+    weight = CLAIM.answers(results)[0].number
+    assert "goes from" in weight and "falls" not in weight

@@ -12,8 +12,15 @@ from oracle import assert_close, jit
 
 import jattn
 from experiments.__main__ import main
-from experiments.claims.masks import AGAIN, ARMS, CLAIM, RIGHT, Masks
-from experiments.claims.sentinels import RULE, as_table, found, rows, with_sentinel
+from experiments.claims.masks import AGAIN, ARMS, CLAIM, LEAKS, RIGHT, Masks
+from experiments.claims.sentinels import (
+    RULE,
+    answer,
+    as_table,
+    found,
+    rows,
+    with_sentinel,
+)
 from experiments.config import ConfigError, Model
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.model import causal_lm, logits_with
@@ -187,8 +194,37 @@ ALL_RIGHT = {x: ["right", None] for x in MEANS}
 def test_verdicts_follow_from_the_numbers(sentinel_table, changes, outcomes):
     *answers, sentinel = CLAIM.answers(results(sentinel_table, **changes))
     assert [answer.outcome for answer in answers] == outcomes
-    assert sentinel.outcome == PART and "in 6 of 12 rows" in sentinel.number
+    assert sentinel.outcome == PART
+    assert "Of 6 rows that -inf leaves right, -1e9 leaves 4." in sentinel.number
     assert "6 with -inf, 12 with a rule" in sentinel.number
+
+
+def test_rows_that_are_nan_either_way_are_no_agreement(sentinel_table):
+    nan = dict.fromkeys(sentinel_table["float16"], ["NaN"])
+    right = nan | {"-inf": ["right"]}
+    assert answer({"float16": nan}).outcome == OPEN
+    assert answer({"float16": right}).outcome == FAILS
+    assert answer({"float16": right | {"-1e9": ["right"]}}).outcome == HOLDS
+
+
+def test_the_sentence_says_how_many_low_losses_were_leaks(sentinel_table):
+    def sentence(changes):
+        return CLAIM.answers(results(sentinel_table, changes))[0].sentence
+
+    assert sentence(LEAK) == LEAKS["every"]
+    assert sentence(LEAK | {"transposed": (0.1, 2.4)}) == LEAKS["some"]
+    assert sentence({"transposed": (0.1, 2.4)}) == LEAKS["none"]
+    assert sentence({}) == LEAKS["none"]
+
+
+def test_what_the_audit_says_of_a_mask_that_is_right_but_for_rounding_is_told(
+    sentinel_table,
+):
+    rounding = ALL_RIGHT | {"gradient": ["wrong", 1e-11]}
+    for cells, count in ((rounding, 1), (ALL_RIGHT, 0)):
+        audited = CLAIM.answers(results(sentinel_table, audit={AGAIN: cells}))[2]
+        assert f"0 find a leak in the right one, and {count} in that" in audited.number
+        assert audited.outcome == HOLDS and "loss" not in audited.sentence
 
 
 def test_there_is_a_figure_and_a_row_for_each_mask_and_dtype(sentinel_table):
@@ -201,9 +237,16 @@ def test_there_is_a_figure_and_a_row_for_each_mask_and_dtype(sentinel_table):
     assert last.rows[0] == ["float16", "one key", *["right"] * 4]
 
 
-def test_a_prefix_longer_than_a_window_is_refused():
-    with pytest.raises(ConfigError, match=r"prefixes = \(16, 65\) must not be longer"):
-        CLAIM.measure(Masks(prefixes=(16, 65)), None)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Masks(prefixes=(16, 65)), r"prefixes = \(16, 65\) must not be longer"),
+        (Masks(audited=1), "audited = 1 must be at least 2: one token has no future"),
+    ],
+)
+def test_settings_that_hide_nothing_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        CLAIM.measure(settings, None)
 
 
 @pytest.mark.slow

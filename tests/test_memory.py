@@ -23,6 +23,7 @@ from experiments.studies.planned import (
     measured,
 )
 from experiments.studies.planned import program as compiled
+from jattn.algorithms.block_sizes import BLOCK_SIZES
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 
@@ -63,13 +64,14 @@ def rows(lengths, dense=2.0, tiled=1.0, names=tuple(ATTEND), timed=True):
             "derivative": derivative,
             "length": n,
             "implementation": name,
-            "bytes": int(1e6 * n ** (tiled if name == "blockwise" else dense)),
+            "bytes": power and int(1e6 * n**power),
             "ms": n / 10 if timed else None,
             "reason": None,
         }
         for derivative in DERIVATIVES
         for n in lengths
         for name in names
+        for power in [tiled if name == "blockwise" else dense]
     ]
 
 
@@ -82,6 +84,10 @@ def results(tpu=None, **powers):
     [
         (results(), [PART, HOLDS]),
         (results(tiled=2.0), [HOLDS, FAILS]),
+        (results(tiled=1.5), [PART, FAILS]),
+        (results(tiled=None), [PART, OPEN]),
+        (results(dense=None), [FAILS, HOLDS]),
+        (results(dense=None, tiled=None), [OPEN, OPEN]),
         (results(dense=1.0), [FAILS, HOLDS]),
         (results(tpu=rows((8, 16), timed=False)), [PART, HOLDS, HOLDS]),
         (results(tpu=rows((8, 16), tiled=1.5)), [PART, HOLDS, FAILS]),
@@ -91,8 +97,8 @@ def test_verdicts_follow_from_the_numbers(numbers, outcomes):
     found = CLAIM.answers(numbers)
     assert [answer.outcome for answer in found] == outcomes
     assert all("compiler" in answer.number for answer in found)
-    apart = numbers["rows"][HERE][1]["bytes"] != numbers["rows"][HERE][0]["bytes"]
-    assert found[0].sentence.startswith("These ") == (not apart)
+    told = outcomes[0] == PART and outcomes[1] != OPEN
+    assert found[0].sentence.startswith("These ") == (not told)
     for answer in found[1:]:
         assert ("faster than the length" in answer.sentence) == (
             answer.outcome == FAILS
@@ -123,6 +129,19 @@ def test_the_table_of_a_tpu_has_no_times_and_says_whose_word_it_is():
     assert CLAIM.answers(results(tpu=tpu))[2].outcome == OPEN
 
 
+def test_a_program_without_temporary_memory_has_no_logarithm():
+    numbers = results()
+    for row in numbers["rows"][HERE]:
+        if row["implementation"] == "jax.nn" or row["length"] == 8:
+            row["bytes"] = 0 if row["length"] == 8 else None
+    figure, *_ = CLAIM.parts(numbers)
+    assert "blockwise" in figure.draw() and "jax.nn" not in figure.draw()
+
+
+def test_in_a_block_of_the_default_size_or_more_blockwise_is_not_dense():
+    assert max(max(sizes) for sizes in BLOCK_SIZES.values()) == memory.BLOCK
+
+
 @pytest.fixture
 def simple(monkeypatch):
     """Implementations that compile at once; the last has other values."""
@@ -143,10 +162,45 @@ def test_an_implementation_with_other_values_is_not_timed(simple):
     assert wrong["ms"] is None and wrong["reason"].startswith("differs by")
 
 
-@pytest.mark.parametrize("lengths", [(64,), (64, 32), (64, 64)])
-def test_lengths_that_tell_no_slope_are_refused(lengths):
-    with pytest.raises(ConfigError, match="two or more, ascending"):
-        CLAIM.measure(Memory(lengths=lengths), None)
+def fails(*vectors):
+    raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
+
+
+def test_an_implementation_that_fails_says_why_and_the_others_are_timed(
+    simple, monkeypatch
+):
+    monkeypatch.setitem(ATTEND, "reference", fails)
+    ours, failed, _ = simple(limit_gb=1)["rows"]
+    assert ours["ms"] > 0 and failed["ms"] is failed["bytes"] is None
+    assert failed["reason"] == "RESOURCE_EXHAUSTED: out of memory"
+
+
+def test_nobody_takes_the_place_of_the_first_in_comparisons(simple, monkeypatch):
+    monkeypatch.setitem(ATTEND, "blockwise", fails)
+    failed, *others = simple(limit_gb=1)["rows"]
+    assert failed["reason"].startswith("RESOURCE")
+    for row in others:
+        assert row["ms"] is None and row["bytes"] is not None
+        assert row["reason"] == "not compared, as blockwise was not run"
+
+
+def test_the_first_is_not_compared_with_itself(monkeypatch):
+    """Of results that are 0 there is no relative difference."""
+    zero = {"blockwise": lambda q, k, v: 0 * v}
+    monkeypatch.setattr("experiments.studies.planned.ATTEND", zero)
+    case = Case("causal", True, 4, 1, 4)
+    (row,) = measured(FORWARD, case, seed=0, rounds=1, limit_gb=1)["rows"]
+    assert row["ms"] > 0 and row["reason"] is None
+
+
+@pytest.mark.parametrize("name", ["lengths", "tpu_lengths"])
+def test_lengths_that_tell_no_slope_are_refused(name):
+    for lengths in ((64,), (1024, 512), (512, 512)):
+        with pytest.raises(ConfigError, match=f"^{name} = .* two or more numbers that"):
+            CLAIM.measure(Memory(**{name: lengths}), None)
+    for lengths in ((16, 64), (16, 511, 1024)):
+        with pytest.raises(ConfigError, match=f"^{name} = .* two of 512 or more"):
+            CLAIM.measure(Memory(**{name: lengths}), None)
 
 
 @pytest.mark.slow
@@ -155,7 +209,7 @@ def test_the_experiment_runs_at_small_settings_and_is_not_run_again(
 ):
     monkeypatch.setattr(memory, "find_spec", lambda name: None)
     args = ["memory", "configs/memory.toml", "--out", str(tmp_path)]
-    args += ["--lengths", "16", "64", "--head-dim", "8", "--rounds", "1"]
+    args += ["--lengths", "512", "1024", "--head-dim", "8", "--rounds", "1"]
     path = tmp_path / "memory" / "results.json"
     kept = []
     for _ in range(2):

@@ -11,9 +11,10 @@ from flax import nnx
 
 from experiments.claims import order
 from experiments.claims.order import CLAIM, EXACT, SEEN, Order
-from experiments.config import Config, Data
+from experiments.config import Config, ConfigError, Data, Model, Optim
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
+from experiments.studies import reordered
 from experiments.studies.reordered import KINDS, MASKED, moved, past_shuffled
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
@@ -80,10 +81,12 @@ def results(told=None, blind=3e-6, cost=0.02, losses=(2.5, 2.4, 2.3, 2.2), seeds
         (results(), [HOLDS] * 4),
         (results(blind=1.0), [PART, HOLDS, HOLDS, HOLDS]),
         (results(told={"rotary": 1e-6}), [PART, HOLDS, HOLDS, HOLDS]),
-        (results(cost=-0.001), [HOLDS, PART, HOLDS, HOLDS]),
+        (results(cost=-0.001), [HOLDS, OPEN, HOLDS, HOLDS]),
+        (results(cost=-0.02), [HOLDS, FAILS, HOLDS, HOLDS]),
+        (results(told={MASKED: 0.0}), [HOLDS] * 4),
         (results(losses=(2.5, 2.6, 2.3, 2.4)), [HOLDS, HOLDS, PART, PART]),
         (results(losses=(2.2, 2.3, 2.4, 2.5)), [HOLDS, HOLDS, FAILS, FAILS]),
-        (results(seeds=1), [HOLDS, PART, OPEN, OPEN]),
+        (results(seeds=1), [HOLDS, OPEN, OPEN, OPEN]),
     ],
 )
 def test_verdicts_follow_from_the_numbers(numbers, outcomes):
@@ -98,12 +101,42 @@ def test_verdicts_follow_from_the_numbers(numbers, outcomes):
     assert EXACT < SEEN < 1
 
 
+def test_bounds_are_true_and_a_cost_is_told_in_proportion():
+    first, second, *_ = CLAIM.answers(results(blind=3.46e-6, told={MASKED: 4.68}))
+    assert "by 3.5e-06 of their rms at most, with positions by 3 at" in first.number
+    assert "differ by 4.6 of the rms at least" in second.number
+    assert "shuffling adds 1 % to its loss of the last token" in second.sentence
+
+
 def test_there_are_two_figures_and_every_run():
     gained, shuffled, exact, losses = CLAIM.parts(results())
     assert isinstance(gained, Figure) and isinstance(shuffled, Figure)
     assert "sinusoidal" in gained.draw() and gained.draw() != shuffled.draw()
     assert isinstance(exact, Table) and len(exact.rows) == 3
     assert losses.rows[0] == [0, 2.5, 2.4, 2.3, 2.2, 2.53]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Order(data=Data(context=1)), "data.context = 1 must be at least 3"),
+        (Order(data=Data(context=2)), "data.context = 2 must be at least 3"),
+        (Order(model=Model(d_model=5)), "model.d_model = 5 must be even: sinusoidal"),
+        (Order(optim=Optim(accumulate=5)), "must divide data.batch"),
+    ],
+)
+def test_what_does_not_fit_one_arm_is_refused_before_any_is_trained(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        order.measure(settings, None)
+
+
+def test_tokens_that_are_permuted_are_not_in_their_order(monkeypatch):
+    """Of two tokens every other permutation leaves both where they are."""
+    monkeypatch.setattr(reordered, "Encoder", lambda *args, **options: None)
+    monkeypatch.setattr(reordered.nnx, "jit", lambda encoder: lambda x, **options: x)
+    for seed in range(6):
+        found = reordered.permuted(64, 2, seed)
+        assert found["none"] == 0 and found["in place"] > 0
 
 
 class Trainer:
@@ -134,10 +167,12 @@ def test_an_encoder_is_equivariant_without_positions_and_without_a_mask_alone(
     monkeypatch,
 ):
     model = trained(First())
-    model.given, model.loss, model.summary = {}, 2.0, {"baselines": {"bigram": 2.5}}
+    model.given, model.loss = {}, 2.0
+    model.summary = {"baselines": {"bigram": 2.5}, "metrics": {"bytes_per_token": 3.0}}
     monkeypatch.setattr(order, "train", lambda *args: model)
     settings = Order(sequences=2, seeds=1, data=Data(context=11))
     found = order.measure(settings, Trainer())
+    assert found["runs"][0]["bigram"] == 7.5  # nats per token, as the losses
     assert found["runs"][0]["rotary"] == {"loss": 2.0} | past_shuffled(model, 54)
     moved = found["runs"][0]["moved"]
     assert set(moved) == {*KINDS, "in place", MASKED}

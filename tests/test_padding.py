@@ -1,6 +1,7 @@
 """Padding of an encoder's batch: what is asked, and what a mask is worth."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ from experiments.claims.padding import (
     ARMS,
     CLAIM,
     Padding,
-    draw,
-    logits_of,
+    batch_of,
     seen_by,
-    widen,
+    unseen,
 )
 from experiments.config import ConfigError
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
+from experiments.studies.padded import logits_of, widen
 from jattn.nnx import Encoder, TransformerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
@@ -37,7 +38,7 @@ def model():
 
 
 def test_the_answer_is_the_symbol_that_is_the_most_frequent():
-    batch = draw(TINY, 1, 60)
+    batch = batch_of(TINY, 1, 60)
     asked = 0
     for row in range(60):
         n = batch["lengths"][row]
@@ -52,7 +53,7 @@ def test_the_answer_is_the_symbol_that_is_the_most_frequent():
 
 
 def test_more_padding_is_not_asked_and_changes_no_symbol():
-    batch = draw(TINY, 1, 9)
+    batch = batch_of(TINY, 1, 9)
     wide = widen(batch, 12, token=4)
     within = np.arange(7) < batch["lengths"][:, None]
     assert np.array_equal(wide["tokens"][:, :7][within], batch["tokens"][within])
@@ -65,7 +66,7 @@ def test_more_padding_is_not_asked_and_changes_no_symbol():
 
 
 def test_behind_a_mask_padding_is_nothing_and_may_be_nan(model):
-    batch = draw(TINY, 1, 9)
+    batch = batch_of(TINY, 1, 9)
 
     def logits(arm, width, token):
         wide = seen_by(arm, widen(batch, width, token))
@@ -79,16 +80,16 @@ def test_behind_a_mask_padding_is_nothing_and_may_be_nan(model):
     assert np.isnan(touched).all()
 
 
-def results(narrow, wide, moved=1e-6, slope=1e-6, nan=0.0):
-    """Accuracies without a mask at the first and the last width, for each seed."""
-    runs = []
-    for seed, (a, b) in enumerate(zip(narrow, wide, strict=True)):
-        masked = {"accuracy": [1.0, 1.0], "changed": [0.0, 0.0], "moved": [0, moved]}
-        runs.append({"arm": ARMS[0], "slope": slope, "nan": nan, **masked})
-        bare = {"accuracy": [a, b], "changed": [0.0, 1 - b], "moved": [0, 9.0]}
-        runs.append({"arm": ARMS[1], "slope": 7.0, "nan": 1.0, **bare})
-        runs[-1]["seed"] = runs[-2]["seed"] = seed
-    return {"widths": [16, 32], "runs": runs}
+def results(*widths, moved=1e-6, slope=1e-6, nan=0.0):
+    """Accuracies without a mask at every width, for each seed."""
+    runs, zeros = [], [0.0] * (len(widths) - 1)
+    for seed, bare in enumerate(zip(*widths, strict=True)):
+        of = {"seed": seed, "changed": [0.0, *zeros]}
+        masked = {"accuracy": [1.0, *(1 + x for x in zeros)], "moved": [*zeros, moved]}
+        runs.append(of | {"arm": ARMS[0], "slope": slope, "nan": nan} | masked)
+        other = {"accuracy": list(bare), "moved": [*zeros, 9.0]}
+        runs.append(of | {"arm": ARMS[1], "slope": 7.0, "nan": 1.0} | other)
+    return {"widths": [16 * 2**n for n in range(len(widths))], "runs": runs}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,14 @@ def test_a_sentence_says_what_the_numbers_say():
     def sentence(*numbers):
         return CLAIM.answers(results(*numbers))[1].sentence
 
-    assert "trained with, but not more" in sentence([1.0, 1.0], [0.5, 0.51])
+    good, bad = [1.0, 1.0], [0.5, 0.51]
+    at_once = sentence(good, bad)
+    assert "and no more: to 16 tokens a row it costs less than 0.01" in at_once
+    assert "of accuracy, from 32 on more." in at_once
+    later = sentence(good, good, [1.0, 0.9], bad, bad)
+    assert "and some more: to 32 tokens" in later and "from 128 on more." in later
+    again = sentence(good, bad, good, bad)
+    assert "and no more: to 16 tokens" in again and "from 128 on more." in again
     assert "as in training costs accuracy, and the most padding costs it" in sentence(
         [0.8, 0.81], [0.5, 0.51]
     )
@@ -127,13 +135,29 @@ def test_there_is_a_figure_and_a_row_for_each_run():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (Padding(shortest=5, longest=4), "shortest = 5 is more than longest = 4"),
-        (Padding(times=(1,)), "times must begin with 1"),
-        (Padding(times=(2, 4)), "times must begin with 1"),
+        (Padding(shortest=5, longest=4), "shortest = 5 must be less than longest = 4"),
+        (Padding(shortest=4, longest=4), "shortest = 4 must be less than longest = 4"),
+        (Padding(symbols=1), "symbols = 1 must be at least 2"),
+        (Padding(times=(1,)), "times = .1. must be two or more numbers that ascend"),
+        (Padding(times=(1, 1)), "times = .1, 1. must be two or more numbers that asc"),
+        (Padding(times=(1, 4, 2, 2)), "times = .1, 4, 2, 2. must be two or more"),
+        (Padding(times=(2, 4)), "times must begin with 1, the width of training"),
+        (Padding(heads=5), "d_model = 32 must be a multiple of heads = 5"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
+        module.measure(settings, None)
+
+
+def test_a_test_of_which_nothing_is_decided_is_refused():
+    for seed in range(99):
+        settings = Padding(held_out=1, seeds=3, seed=seed)
+        if unseen(settings)["real"].any() and not all(
+            unseen(replace(settings, seed=seed + n))["real"].any() for n in (1, 2)
+        ):
+            break
+    with pytest.raises(ConfigError, match=r"none of held_out = 1 .* of seed \d+ one"):
         module.measure(settings, None)
 
 

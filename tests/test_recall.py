@@ -160,7 +160,7 @@ def test_a_rate_at_which_training_diverges_has_no_right_answers_and_cannot_win()
     ("changes", "message"),
     [
         (dict(values=1), "values = 1 must be at least 2"),
-        (dict(heads=5), "heads = 5 must divide d_model = 64"),
+        (dict(heads=5), "d_model = 64 must be a multiple of heads = 5"),
     ],
 )
 def test_settings_that_ask_nothing_are_refused(changes, message):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,10 +11,11 @@ from flax import nnx
 from oracle import assert_close, jit
 
 from experiments.__main__ import main
-from experiments.claims.reversal import ARMS, CLAIM, Reversal, model_of
+from experiments.claims.reversal import ARMS, CLAIM, Reversal, model_of, train
 from experiments.config import ConfigError
 from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.page import Figure, Table
+from experiments.progress import Silent
 from experiments.studies.backwards import (
     blind,
     cross_weights,
@@ -163,6 +165,8 @@ def results(exact, left=0.0, alone=0.0, mirrored=0.8):
         (results([0.99, 0.98, 1.0], left=0.2), [PART, HOLDS]),
         (results([0.1, 0.0, 0.2], left=0.1, alone=0.9, mirrored=0.2), [FAILS, FAILS]),
         (results([0.99], mirrored=0.9), [PART, OPEN]),
+        (results([0.0, 0.0, 0.0]), [FAILS, HOLDS]),
+        (results([0.0, 0.0, 0.0], left=0.0, alone=0.5), [FAILS, HOLDS]),
     ],
 )
 def test_verdicts_follow_from_the_numbers(numbers, outcomes):
@@ -170,6 +174,17 @@ def test_verdicts_follow_from_the_numbers(numbers, outcomes):
     assert [answer.outcome for answer in found] == outcomes
     shown = [answer.sentence.startswith("These runs do not show") for answer in found]
     assert shown == [outcome != HOLDS for outcome in outcomes]
+
+
+def test_no_share_is_said_to_be_beyond_one():
+    text = CLAIM.answers(results([0.99, 0.998, 0.992]))[0].number
+    assert (
+        "0.990 to 0.998 of the unseen sequences with cross-attention, 0.000 if" in text
+    )
+    assert "the 95 % interval begins at 0.983" in text and "1.0" not in text
+    assert "one seed: not resolved" in CLAIM.answers(results([0.99]))[0].number
+    wild = CLAIM.answers(results([0.0, 0.0, 0.5], alone=0.9))[0].number
+    assert wild.endswith("begins at -1.000.")
 
 
 def test_there_is_a_figure_of_learning_one_of_the_heads_and_a_row_for_each_run():
@@ -181,9 +196,26 @@ def test_there_is_a_figure_of_learning_one_of_the_heads_and_a_row_for_each_run()
     assert table.rows[2] == ["with cross-attention", 1, 0.98, 0, 0.75, "0.81, 0.80"]
 
 
-def test_lengths_in_the_wrong_order_are_refused():
-    with pytest.raises(ConfigError, match="shortest = 5 is more than longest = 4"):
-        CLAIM.measure(Reversal(shortest=5, longest=4), None)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Reversal(shortest=5, longest=4), "shortest = 5 is more than longest = 4"),
+        (Reversal(d_model=6, heads=4), "d_model = 6 must be a multiple of heads = 4"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        CLAIM.measure(settings, None)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [dict(symbols=1, shortest=1, longest=2), dict(held_out=1, shortest=1, longest=40)],
+)
+def test_a_test_without_a_new_or_a_longest_sequence_is_refused(sizes, monkeypatch):
+    monkeypatch.setattr("experiments.claims.reversal.fit", None)
+    with pytest.raises(ConfigError, match="sequences none is new, or none as long"):
+        train(replace(TINY, **sizes), ARMS[0], Silent())
 
 
 @pytest.mark.slow

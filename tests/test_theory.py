@@ -9,7 +9,13 @@ from scipy.special import expit, xlogy
 
 from experiments import theory
 from experiments.config import Theory
-from experiments.theory import averaged_law, monte_carlo, softmax_law, theory_table
+from experiments.theory import (
+    averaged_law,
+    monte_carlo,
+    softmax_law,
+    theory_table,
+    weight_of_one,
+)
 
 D_K = (4, 16, 64, 256, 1024)
 
@@ -68,6 +74,34 @@ def test_dense_sampling_of_the_law_agrees():
     trace = 1 - np.sum(p**2, axis=1)
     error = trace.std() / np.sqrt(len(trace))
     assert abs(softmax_law(11, 3.0).trace - trace.mean()) < 4 * error
+
+
+@pytest.mark.parametrize("logit", [-6.0, -0.1, 0.1, 4.0, 9.0, 15.0, 30.0, 50.0])
+def test_the_weight_of_one_is_that_of_a_long_simulation(logit):
+    z = 1.3 * np.random.default_rng(3).standard_normal((200_000, 4))
+    others = np.exp(z - logit).sum(axis=1)
+    for found, drawn in (
+        (weight_of_one(4, 1.3, logit), 1 / (1 + others)),
+        (1 - weight_of_one(4, 1.3, logit), others / (1 + others)),
+    ):
+        error = drawn.std() / np.sqrt(len(drawn))
+        assert abs(found - drawn.mean()) < 4 * error + 1e-12
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 1.0, 8.0])
+@pytest.mark.parametrize("keys", [1, 4, 16384])
+def test_the_weight_of_one_rises_from_zero_to_one_with_its_logit(keys, sigma):
+    logits = [-1e300, -700.0, *np.arange(-99.0, 200.0, 0.5), 700.0, 1e300]
+    weights = np.array([weight_of_one(keys, sigma, x) for x in logits])
+    assert np.all(np.diff(weights) > -1e-12)
+    np.testing.assert_allclose(weights[[0, 1, -2, -1]], [0, 0, 1, 1], atol=1e-12)
+
+
+@pytest.mark.parametrize("logit", [16.0, 20.0])
+def test_what_the_others_get_of_a_large_logit_is_their_mean_over_it(logit):
+    others = 4 * np.exp(0.5 - logit)
+    left = 1 - weight_of_one(4, 1.0, logit)
+    np.testing.assert_allclose(left, others, rtol=1e-4)
 
 
 @pytest.mark.parametrize("keys", [1, 64])

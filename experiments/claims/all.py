@@ -8,9 +8,9 @@ from typing import Any
 
 from experiments.claims import NAMES
 from experiments.claims.claim import Answer
-from experiments.claims.run import answers_of, run, sections_of
+from experiments.claims.run import MODELS, answers_of, run, sections_of
 from experiments.config import ConfigError, load
-from experiments.files import write_text
+from experiments.files import damaged, write_text
 from experiments.page import Section, Table, html_page, markdown
 from experiments.progress import Prefixed, Progress
 from experiments.settings import Name, Text
@@ -21,6 +21,7 @@ HOW = (
     "text or exact arithmetic, seeds and intervals. A verdict follows from the rule "
     "that stands beside it, and says no more than these models and budgets show."
 )
+REPORT, VERDICTS = "report.html", "verdicts.md"
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
 
 
@@ -38,6 +39,10 @@ def run_all(
 ) -> tuple[Path, list[Answer]]:
     """Run what is missing, and write report.html and verdicts.md.
 
+    All configs are read before anything is run: that each value is possible, and each
+    name free. Whether the settings of one experiment fit together it says itself,
+    before it computes, when it is its turn.
+
     Args:
         settings: which experiments.
         progress: where to say how far it is.
@@ -48,11 +53,19 @@ def run_all(
         The directory, and what came of every claim.
 
     Raises:
-        ConfigError: a config is missing, is of another kind or does not fit; nothing
-            has been run then.
+        ConfigError: a config is missing, is of another kind, has an impossible value
+            or a name that is taken, and nothing has been run; or its settings do not
+            fit together, and those before it have been.
     """
     directory = Path(settings.out) / settings.name
     found = [_with_name(path, directory) for path in settings.configs]
+    names = [config.name for _, config in found]
+    taken = [MODELS, REPORT, VERDICTS]
+    if len({*taken, *names}) < len(taken) + len(names):
+        raise ConfigError(
+            f"the names {names} must differ from each other and from {taken}: each is "
+            "a directory beside them; set name in a config"
+        )
     done = []
     for number, (name, config) in enumerate(found, start=1):
         prefixed = Prefixed(progress, f"{number}/{len(found)} {name}")
@@ -62,8 +75,8 @@ def run_all(
     table = Table("Claims", ("claim", "verdict", "number", "said by"), rows)
     first = Section("verdicts", "Verdicts", [HOW, table])
     page = [first, *(section for path in done for section in sections_of(path))]
-    write_text(directory / "report.html", html_page(TITLE, count(answers), page))
-    write_text(directory / "verdicts.md", markdown(first))
+    write_text(directory / REPORT, html_page(TITLE, count(answers), page))
+    write_text(directory / VERDICTS, markdown(first))
     return directory, answers
 
 
@@ -71,11 +84,14 @@ def into_readme(readme: Path, directory: Path) -> None:
     """Put the verdicts of a finished run between the marks of a README.
 
     Raises:
-        ConfigError: it has no marks.
+        ConfigError: it has no marks, or there is no table of verdicts.
     """
     text = readme.read_text(encoding="utf-8")
-    table = (directory / "verdicts.md").read_text(encoding="utf-8")
-    table = table[table.index("| claim") :].strip()
+    path = directory / VERDICTS
+    _, head, rows = path.read_text(encoding="utf-8").partition("| claim")
+    if not head:
+        raise damaged(path, "it has no table of claims")
+    table = (head + rows).strip()
     pattern = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
     if not pattern.search(text):
         raise ConfigError(f"{readme} has no part between {BEGIN} and {END}")

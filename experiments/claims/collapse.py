@@ -15,9 +15,12 @@ import numpy as np
 from flax import nnx
 
 from experiments.claims.arms import above, band, spread
+from experiments.claims.bounds import rounded_up
+from experiments.claims.checks import check_heads
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.store import Store, numbers_of
-from experiments.evidence import decide, describe, t_interval
+from experiments.config import ConfigError
+from experiments.evidence import Interval, decide, describe, t_interval
 from experiments.page import Figure, Part, Table
 from experiments.settings import Count, Name, Seed, Share, Text
 from experiments.studies.rank import Arm, compiled_layer, order, through
@@ -32,6 +35,7 @@ KINDS = {
     "all three": (True, True),
 }
 LOST = 1e-6  # what is left if tokens are as good as equal
+NOTHING = 1e-17  # stands for less, which has no logarithm where it is 0
 FFN = {
     True: "An FFN keeps tokens apart where attention alone does not.",
     False: "An FFN at initialisation does not stop it: it sees one token at a time and "
@@ -57,6 +61,17 @@ class Collapse:
 
 def measure(settings: Collapse, store: Store) -> dict[str, Any]:
     """For every seed and arm the residual after each layer, and a layer's order."""
+    if settings.tokens < 3:
+        raise ConfigError(
+            f"tokens = {settings.tokens} must be at least 3: p is told by two that "
+            "differ a little from one more"
+        )
+    if settings.d_model < 3:
+        raise ConfigError(
+            f"d_model = {settings.d_model} must be at least 3: of less than that "
+            "LayerNorm leaves a sign, or nothing"
+        )
+    check_heads(settings.d_model, settings.heads)
     store.progress.start("seeds", total=settings.seeds)
     runs = []
     for done in range(settings.seeds):
@@ -113,15 +128,16 @@ def answers(results: dict[str, Any]) -> list[Answer]:
     stays = {kind: above(_left(within[kind]), kept) for kind in KINDS}
     ffn_stops = above(_left(without[with_ffn]), kept)
     gap = np.subtract(_left(within[with_norm]), _left(within[alone])).tolist()
-    idle = [_collapses(without[with_norm]), False if t_interval(gap).sign else None]
+    more = t_interval(gap)
+    idle = [_collapses(without[with_norm]), False if more.sign else None]
     return [
         Answer(
             claim="Attention alone makes all tokens equal, doubly exponentially in "
             "depth.",
             source="Dong et al. 2021, arXiv:2103.03404, theorem 2.2",
-            number=f"Left after 1, 2, 3 and 4 layers: {_path(pure)}. Of a small "
-            f"residual r a layer makes one like r^p, p = {_orders(pure)}.",
-            rule=f"p is 2.9 to 3.1, and after {layers} layers less than {LOST:g} is "
+            number=f"{_path(pure)}. Of a small residual r a layer makes one like r^p, "
+            f"p = {_orders(pure)}.",
+            rule=f"p is 2.9 to 3.1, and after layer {layers} less than {LOST:g} is "
             "left, with every seed",
             outcome=decide([_has_order(pure, 3), max(_left(pure)) < LOST]),
             sentence="With nothing beside attention each layer cubes what tokens "
@@ -133,7 +149,7 @@ def answers(results: dict[str, Any]) -> list[Answer]:
         Answer(
             claim="Residual connections stop the collapse of tokens.",
             source="Dong et al. 2021, arXiv:2103.03404, abstract",
-            number=f"Left after {layers} layers: "
+            number=f"Left after layer {layers}: "
             + ", ".join(f"{kind} {spread(_left(within[kind]))}" for kind in KINDS)
             + f"; p = {_orders(joined)}.",
             rule="p is .9 to 1.1 with every seed, and the 95 % interval of what is "
@@ -142,11 +158,12 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             sentence=_apart(linear, [kind for kind, x in stays.items() if x]),
         ),
         Answer(
-            claim="A feed-forward network stops the collapse of tokens.",
+            claim="A feed-forward network at initialisation stops the collapse of "
+            "tokens.",
             source="Dong et al. 2021, arXiv:2103.03404, abstract",
-            number="Without residual connections and with an FFN at most "
-            f"{max(_left(without[with_ffn])):.1g} is left after {layers} layers; p = "
-            f"{_orders(without[with_ffn])}.",
+            number="Without residual connections and with an FFN, whose weights are "
+            f"LeCun normal, at most {rounded_up(max(_left(without[with_ffn])))} is "
+            f"left after layer {layers}; p = {_orders(without[with_ffn])}.",
             rule=f"the 95 % interval of what is left lies above {kept:g}",
             outcome=decide([ffn_stops]),
             sentence=FFN[ffn_stops],
@@ -155,18 +172,24 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             claim="LayerNorm plays no role in the collapse of tokens.",
             source="Dong et al. 2021, arXiv:2103.03404, section 3",
             number="Without residual connections at most "
-            f"{max(_left(without[with_norm])):.1g} is left with it, p = "
-            f"{_orders(without[with_norm])}. With residual connections it keeps "
-            f"{describe(t_interval(gap))}, more than attention without it.",
+            f"{rounded_up(max(_left(without[with_norm])))} is left with it, p = "
+            f"{_orders(without[with_norm])}. With residual connections, left with it "
+            f"less left without: {describe(more)}.",
             rule="without residual connections the first rule holds with it too; with "
             "them a 95 % interval of what it keeps that excludes 0 refutes it",
             outcome=decide(idle),
-            sentence="Without residual connections tokens collapse with LayerNorm too; "
-            "with them it keeps tokens apart, as it bounds what a layer adds."
-            if idle == [True, False]
-            else "These layers do not show where LayerNorm plays a role.",
+            sentence=_of_norm(idle, more),
         ),
     ]
+
+
+def _of_norm(idle: list[bool | None], more: Interval) -> str:
+    if idle != [True, False]:
+        return "These layers do not show where LayerNorm plays a role."
+    return (
+        "Without residual connections tokens collapse with LayerNorm too; with them "
+        f"{'more' if more.mean > 0 else 'less'} is left of what they differ in."
+    )
 
 
 def _apart(linear: bool, stays: list[str]) -> str:
@@ -204,9 +227,15 @@ def _orders(runs: list[dict[str, Any]]) -> str:
 
 
 def _path(runs: list[dict[str, Any]]) -> str:
-    """Geometric means over seeds."""
-    logs = np.log([run["residuals"][1:5] for run in runs]).mean(axis=0)
-    return ", ".join(f"{x:.2g}" for x in np.exp(logs))
+    """What is left after each of the first layers, as geometric means over seeds."""
+    left = 10 ** _logs(runs).mean(axis=0)[1:5]
+    depths = ", ".join(str(depth) for depth, _ in enumerate(left, start=1))
+    return f"Left after layer {depths}: {', '.join(f'{x:.2g}' for x in left)}"
+
+
+def _logs(runs: list[dict[str, Any]]) -> np.ndarray:
+    """Powers of ten of residuals, (runs, depths)."""
+    return np.log10(np.maximum([run["residuals"] for run in runs], NOTHING))
 
 
 def parts(results: dict[str, Any]) -> list[Part]:
@@ -220,8 +249,7 @@ def parts(results: dict[str, Any]) -> list[Part]:
         found[stream] = {}
         for kind in KINDS:
             of = [run[stream][kind] for run in runs]
-            logs = np.log10([run["residuals"] for run in of])
-            found[stream][kind] = line = band(depths, logs.tolist())
+            found[stream][kind] = line = band(depths, _logs(of).tolist())
             rows.append([stream, kind, _orders(of), *(10 ** line.y[x] for x in shown)])
     figure = curves("What tokens differ in", found, x_label="layers")
     return [
@@ -235,7 +263,8 @@ def parts(results: dict[str, Any]) -> list[Part]:
             "Residuals",
             ("stream", "layers of", "p", *(f"after {x}" for x in shown)),
             rows,
-            "Geometric means over seeds, and the least and the largest p of the first "
+            "Geometric means over seeds, for which what is less than "
+            f"{NOTHING:g} counts as that; and the least and the largest p of the first "
             "layer.",
             2,
         ),

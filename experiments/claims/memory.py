@@ -6,6 +6,7 @@ measured beside it, and for a TPU the compiler's plan is all there is.
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -17,10 +18,11 @@ import numpy as np
 from flax import nnx
 
 from experiments.cases import Case
+from experiments.claims.checks import check_ascending
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.store import Store
 from experiments.config import ConfigError
-from experiments.evidence import decide
+from experiments.evidence import decide, together
 from experiments.page import Figure, Part, Table
 from experiments.settings import Count, Name, Positive, Seed, Text
 from experiments.studies.planned import (
@@ -37,9 +39,16 @@ from experiments.timing import slope
 from jattn.nnx import MultiHeadAttention
 
 DERIVATIVES = (FORWARD, GRADIENT, HVP)
+BLOCK = 512  # tokens in a block of blockwise attention, at most
 LINEAR, SQUARE = 1.2, 1.7  # powers of n: at most the one, at least the other
 MIB = 2**20
 HERE, TPU = "this machine", "v5e"
+KEPT = {
+    True: "Keys are visited in blocks, and what a derivative needs of a block is "
+    "computed again; nothing is kept for a pair.",
+    False: "In some of these programs memory grows faster than the length.",
+    None: "How memory grows is not known of all of these programs.",
+}
 NO_TPU = (
     "The same table for a TPU is not here: libtpu, its compiler, is not installed. It "
     "comes with pip install -e '.[tpu-aot]'."
@@ -61,11 +70,20 @@ class Memory:
     seed: Seed = 0  # of the inputs
 
 
+Powers = dict[tuple[str, str], float | None]
+"""Of each implementation and derivative the power of n; None if it is not known."""
+
+
 def measure(settings: Memory, store: Store) -> dict[str, Any]:
     """A row for each derivative, length and implementation, here and for a TPU."""
-    for lengths in (settings.lengths, settings.tpu_lengths):
-        if len(lengths) < 2 or list(lengths) != sorted(set(lengths)):
-            raise ConfigError(f"lengths must be two or more, ascending, not {lengths}")
+    for name in ("lengths", "tpu_lengths"):
+        lengths = getattr(settings, name)
+        check_ascending(name, lengths)
+        if lengths[-2] < BLOCK:
+            raise ConfigError(
+                f"{name} = {list(lengths)} must have two of {BLOCK} or more: in a "
+                "single block blockwise attention is dense, too"
+            )
     numbers: dict[str, Any] = {"heads": settings.heads, "head_dim": settings.head_dim}
     numbers |= {x: version(x) for x in ("jax", "jaxlib")}
     timing: dict[str, Any] = dict(
@@ -108,7 +126,7 @@ def by_program(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     return lines
 
 
-def growth(rows: list[Row], what: str) -> dict[tuple[str, str], float | None]:
+def growth(rows: list[Row], what: str) -> Powers:
     """The power of n that bytes or ms of a program grow with."""
     found = {}
     for key, line in by_program(rows).items():
@@ -134,8 +152,8 @@ def _answers(rows: list[Row], plan: str) -> list[Answer]:
     powers = growth(rows, "bytes")
     dense = {k: x for k, x in powers.items() if k[0] != OURS}
     tiled = {k: x for k, x in powers.items() if k[0] == OURS}
-    all_dense = all(x is not None and x >= SQUARE for x in dense.values())
-    linear = [None if x is None else x <= LINEAR for x in tiled.values()]
+    square = [together(_each(x, lambda p: p >= SQUARE)) for x in (dense, tiled)]
+    linear = _each(tiled, lambda p: p <= LINEAR)
     longest = max(row["length"] for row in rows)
     largest = ", ".join(
         f"{row['implementation']} {_mib(row)}"
@@ -150,11 +168,12 @@ def _answers(rows: list[Row], plan: str) -> list[Answer]:
             f"{_range(tiled)}. By {plan}.",
             rule=f"the power is {SQUARE:g} or more, dense and blockwise, for the "
             "output, its gradient and a Hessian-vector product",
-            outcome=decide([all_dense, not all(linear)]),
+            outcome=decide(square),
             sentence="The memory of dense attention grows with the square of the "
             "length; attention need not be dense."
-            if all_dense and all(linear)
-            else "These programs do not tell dense and blockwise attention apart.",
+            if square == [True, False]
+            else "These programs do not show that dense attention needs it and "
+            "blockwise attention does not.",
         ),
         Answer(
             claim="Exact attention needs no memory for pairs of tokens, nor do its "
@@ -166,19 +185,21 @@ def _answers(rows: list[Row], plan: str) -> list[Answer]:
             rule=f"the power is {LINEAR:g} or less for the output, its gradient and a "
             "Hessian-vector product",
             outcome=decide(linear),
-            sentence="Keys are visited in blocks, and what a derivative needs of a "
-            "block is computed again; nothing is kept for a pair."
-            if all(linear)
-            else "In some of these programs memory grows faster than the length.",
+            sentence=KEPT[together(linear)],
         ),
     ]
 
 
-def _powers(powers: dict[tuple[str, str], float | None]) -> str:
+def _each(powers: Powers, rule: Callable[[float], bool]) -> list[bool | None]:
+    """Whether the rule is true of each; None where the power is not known."""
+    return [None if x is None else rule(x) for x in powers.values()]
+
+
+def _powers(powers: Powers) -> str:
     return ", ".join(f"{k[1]} n^{x:.2f}" for k, x in powers.items() if x is not None)
 
 
-def _range(powers: dict[tuple[str, str], float | None]) -> str:
+def _range(powers: Powers) -> str:
     found = [x for x in powers.values() if x is not None]
     return f"{min(found):.2f} to {max(found):.2f}" if found else "not known"
 
@@ -192,14 +213,17 @@ def parts(results: dict[str, Any]) -> list[Part]:
     rows = results["rows"]
     found: dict[str, dict[str, Curve]] = {x: {} for x in DERIVATIVES}
     for (name, derivative), line in by_program(rows[HERE]).items():
-        logs = [np.log10(row["bytes"] / MIB) for row in line]
-        found[derivative][name] = Curve([row["length"] for row in line], logs)
+        known = [row for row in line if row["bytes"]]
+        logs = [np.log10(row["bytes"] / MIB) for row in known]
+        if logs:
+            lengths = [row["length"] for row in known]
+            found[derivative][name] = Curve(lengths, logs)
     figure = curves("Memory", found, x_label="n", log_x=True)
     shown: list[Part] = [
         Figure(
             lambda: figure,
             "log10 of the temporary memory in MiB, as the compiler plans it, without "
-            "arguments and results.",
+            "arguments and results. None is not shown.",
         ),
         *_tables(
             results,

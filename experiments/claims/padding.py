@@ -5,32 +5,39 @@ padding from attention, the other does not; both are trained at one width and te
 with more padding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from experiments.claims.arms import above, band, of_arm, run_arms, spread
+from experiments.claims.bounds import rounded_up
+from experiments.claims.checks import check_ascending, check_heads
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.store import Store
 from experiments.config import ConfigError, Optim
+from experiments.data import HELD_OUT
 from experiments.evidence import HOLDS, decide, describe, t_interval
-from experiments.fit import fit, mean_loss
+from experiments.fit import fit
 from experiments.page import Figure, Part, Table
 from experiments.progress import Progress
 from experiments.settings import Count, Name, Seed, Text
+from experiments.studies.padded import (
+    Batch,
+    draw,
+    gradient_of,
+    logits_of,
+    loss,
+    widen,
+)
 from experiments.svg import curves
-from jattn.masks import lengths
 from jattn.nnx import Encoder, TransformerConfig
 
 ARMS = ("with a mask", "without")
-HELD_OUT = 2**32  # a step that no training reaches
 TOLERANCE = 1e-4  # of logits; they are of size 10, and float32 has seven digits
+HARM = 0.01  # of accuracy; less is none
 AS_WORDS = {True: "costs", False: "does not cost", None: "may or may not cost"}
-Batch = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,25 @@ class Padding:
 def measure(settings: Padding, store: Store) -> dict[str, Any]:
     """What came of both arms at every width."""
     shortest, longest = settings.shortest, settings.longest
-    if shortest > longest:
-        raise ConfigError(f"shortest = {shortest} is more than longest = {longest}")
-    if settings.times[0] != 1 or len(settings.times) == 1:
-        raise ConfigError("times must begin with 1, the width of training, and go on")
+    if shortest >= longest:
+        raise ConfigError(
+            f"shortest = {shortest} must be less than longest = {longest}, so that "
+            "there is padding"
+        )
+    if settings.symbols < 2:
+        raise ConfigError("symbols = 1 must be at least 2: one is always most frequent")
+    check_ascending("times", settings.times)
+    if settings.times[0] != 1:
+        raise ConfigError(
+            f"times must begin with 1, the width of training, not {settings.times[0]}"
+        )
+    check_heads(settings.d_model, settings.heads)
+    for seed in range(settings.seed, settings.seed + settings.seeds):
+        if not unseen(replace(settings, seed=seed))["real"].any():
+            raise ConfigError(
+                f"in none of held_out = {settings.held_out} sequences of seed {seed} "
+                "one symbol is the most frequent; give more of them"
+            )
     widths = [times * longest for times in settings.times]
     return {"widths": widths, "runs": run_arms(settings, ARMS, store, train)}
 
@@ -76,11 +98,11 @@ def train(settings: Padding, arm: str, progress: Progress) -> dict[str, Any]:
     fitted = fit(
         loss,
         Encoder(config, rngs=nnx.Rngs(settings.seed)),
-        lambda step: seen_by(arm, draw(settings, step, settings.batch)),
+        lambda step: seen_by(arm, batch_of(settings, step, settings.batch)),
         settings.optim,
         progress=progress,
     )
-    test = draw(settings, HELD_OUT, settings.held_out)
+    test = unseen(settings)
 
     def padded(times: int, token: int = settings.symbols) -> Batch:
         return seen_by(arm, widen(test, times * settings.longest, token))
@@ -102,42 +124,15 @@ def train(settings: Padding, arm: str, progress: Progress) -> dict[str, Any]:
     }
 
 
-def draw(settings: Padding, step: int, size: int) -> Batch:
-    """Sequences, a function of (seed, step) alone.
-
-    Returns:
-        tokens: evenly drawn symbols, (B, longest); padding is one symbol more.
-        lengths: evenly drawn, (B,).
-        targets: the most frequent symbol of the sequence, (B, longest).
-        real: which tokens are asked, (B, longest): those of sequences in which one
-            symbol is the most frequent.
-    """
-    rng = np.random.Generator(np.random.Philox(key=[settings.seed, step]))
-    length = rng.integers(settings.shortest, settings.longest + 1, (size, 1))
-    tokens = rng.integers(settings.symbols, size=(size, settings.longest))
-    within = np.arange(settings.longest) < length
-    tokens = np.where(within, tokens, settings.symbols)
-    counts = (tokens[..., None] == np.arange(settings.symbols)).sum(axis=1)
-    decided = (counts == counts.max(axis=1, keepdims=True)).sum(axis=1) == 1
-    return {
-        "tokens": tokens.astype(np.int32),
-        "lengths": length[:, 0].astype(np.int32),
-        "targets": np.broadcast_to(counts.argmax(axis=1)[:, None], tokens.shape),
-        "real": within & decided[:, None],
-    }
+def unseen(settings: Padding) -> Batch:
+    """What a run is tested with."""
+    return batch_of(settings, HELD_OUT, settings.held_out)
 
 
-def widen(batch: Batch, width: int, token: int) -> Batch:
-    """The batch with all padding made of a token, up to a width; it is not asked."""
-    old = batch["tokens"].shape[1]
-    within = np.arange(old) < batch["lengths"][:, None]
-    more = ((0, 0), (0, width - old))
-    tokens = np.where(within, batch["tokens"], token)
-    return batch | {
-        "tokens": np.pad(tokens, more, constant_values=token).astype(np.int32),
-        "targets": np.pad(batch["targets"], more),
-        "real": np.pad(batch["real"], more),
-    }
+def batch_of(settings: Padding, step: int, size: int) -> Batch:
+    """What a step of a run sees."""
+    sizes = {x: getattr(settings, x) for x in ("symbols", "shortest", "longest")}
+    return draw(**sizes, batch=size, seed=settings.seed, step=step)
 
 
 def seen_by(arm: str, batch: Batch) -> Batch:
@@ -147,26 +142,6 @@ def seen_by(arm: str, batch: Batch) -> Batch:
     """
     width = np.full_like(batch["lengths"], batch["tokens"].shape[1])
     return batch | {"seen": batch["lengths"] if arm == ARMS[0] else width}
-
-
-def predict(model: Encoder, batch: Batch) -> jax.Array:
-    """Logits of the most frequent symbol, at every token, (B, T, symbols + 1)."""
-    return model.embed.attend(model(batch["tokens"], mask=lengths(batch["seen"])))
-
-
-def loss(model: Encoder, batch: Batch) -> jax.Array:
-    """The mean cross-entropy of the tokens that are asked, in nats."""
-    return mean_loss(predict(model, batch), batch["targets"], batch["real"])
-
-
-logits_of = nnx.jit(predict)
-
-
-@nnx.jit
-def gradient_of(model: Encoder, batch: Batch) -> jax.Array:
-    """The derivatives of the loss by all parameters, in one row."""
-    gradient = nnx.grad(loss)(model, batch)
-    return jnp.concatenate([x.ravel() for x in jax.tree.leaves(gradient)])
 
 
 def answers(results: dict[str, Any]) -> list[Answer]:
@@ -182,17 +157,17 @@ def answers(results: dict[str, Any]) -> list[Answer]:
         for arm in ARMS
     ]
     worth, without = (accuracy[0] - accuracy[1]).tolist(), accuracy[1].tolist()
-    harm = [above(worth[0], 0.01), above(worth[-1], 0.01)]
+    harms = [above(x, HARM) for x in worth]
     first, second, *_ = widths = results["widths"]
     last = widths[-1]
     return [
         Answer(
             claim="With a mask, padding changes nothing.",
             source="Keras guide, Understanding masking & padding",
-            number=f"From {first} to {last} tokens a row a logit moves by {moved:.2g} "
-            f"at most, and from {first} to {second} a derivative of the loss by "
-            f"{slope:.2g} of the largest one. NaN in place of padding changes the bits "
-            f"of {100 * touched:.3g} % of the answers.",
+            number=f"From {first} to {last} tokens a row a logit moves by "
+            f"{rounded_up(moved)} at most, and from {first} to {second} a derivative "
+            f"of the loss by {rounded_up(slope)} of the largest one. NaN in place of "
+            f"padding changes the bits of {100 * touched:.3g} % of the answers.",
             rule=f"at most {TOLERANCE:g} of both with every seed, and no bit by NaN",
             outcome=nothing,
             sentence="Behind a mask it is of no consequence how much padding there is, "
@@ -209,16 +184,28 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             f"tokens a row, as in training, and {spread(without[-1])} at {last}, "
             f"where a mask is worth {describe(t_interval(worth[-1]))}.",
             rule="the 95 % interval of what a mask is worth, in accuracy and paired by "
-            "seed, lies above .01 at the width of training, and at the largest",
-            outcome=decide(harm),
-            sentence="A model without a mask learns to bear the padding that it is "
-            "trained with, but not more: then its answer to a sequence depends on how "
-            "long the others of the batch are."
-            if harm == [False, True]
-            else f"Without a mask, padding as in training {AS_WORDS[harm[0]]} "
-            f"accuracy, and the most padding {AS_WORDS[harm[1]]} it.",
+            f"seed, lies above {HARM:g} at the width of training, and at the largest",
+            outcome=decide([harms[0], harms[-1]]),
+            sentence=_without(widths, harms),
         ),
     ]
+
+
+def _without(widths: list[int], harms: list[bool | None]) -> str:
+    """What padding does without a mask, by where a mask is worth something."""
+    if [harms[0], harms[-1]] != [False, True]:
+        return (
+            f"Without a mask, padding as in training {AS_WORDS[harms[0]]} accuracy, "
+            f"and the most padding {AS_WORDS[harms[-1]]} it."
+        )
+    borne = next(n for n, x in enumerate(harms) if x is not False)
+    broken = max(n for n, x in enumerate(harms) if not x) + 1
+    return (
+        "A model without a mask learns to bear the padding that it is trained with, "
+        f"and {'some' if borne > 1 else 'no'} more: to {widths[borne - 1]} tokens a "
+        f"row it costs less than {HARM:g} of accuracy, from {widths[broken]} on more. "
+        "Then the answer to a sequence depends on how long the others of its batch are."
+    )
 
 
 def parts(results: dict[str, Any]) -> list[Part]:

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.claims.arms import Run, above, band, of_arm, run_arms, spread
+from experiments.claims.checks import check_heads
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.store import Store
 from experiments.config import ConfigError, Optim
@@ -83,10 +84,7 @@ def measure(settings: Recall, store: Store) -> dict[str, Any]:
         )
     if settings.values < 2:
         raise ConfigError("values = 1 must be at least 2, or every answer is right")
-    if settings.d_model % settings.heads:
-        raise ConfigError(
-            f"heads = {settings.heads} must divide d_model = {settings.d_model}"
-        )
+    check_heads(settings.d_model, settings.heads)
     return {
         "pairs": pairs,
         "rates": settings.rates,

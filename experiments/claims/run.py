@@ -49,11 +49,11 @@ def run(
                 "results": results,
             },
         )
-    sections = sections_of(directory)
-    title = find(name).title
-    answer = " ".join(x.sentence for x in answers_of(directory))
-    write_text(directory / "report.html", html_page(title, answer, sections))
-    write_text(directory / "report.md", "\n\n".join(map(markdown, sections)))
+        sections = sections_of(directory)
+        title = find(name).title
+        answer = " ".join(x.sentence for x in answers_of(directory))
+        write_text(directory / "report.html", html_page(title, answer, sections))
+        write_text(directory / "report.md", "\n\n".join(map(markdown, sections)))
     progress.finish(f"{name}  finished")
     return directory
 

@@ -90,24 +90,25 @@ def found() -> dict[str, dict[str, list[str]]]:
 
 
 def answer(found: dict[str, dict[str, list[str]]]) -> Answer:
-    """Whether -1e9 does what -inf does."""
-    ways = {
-        name: [x for dtype in found.values() for x in dtype[name]]
+    """Whether -1e9 does what -inf does where that does any good."""
+    right = {
+        name: [x == "right" for dtype in found.values() for x in dtype[name]]
         for name in (*SENTINELS, RULE)
     }
-    same = [x == y for x, y in zip(ways["-1e9"], ways["-inf"], strict=True)]
-    right = {name: cells.count("right") for name, cells in ways.items()}
-    outcome = decide(same)
+    pairs = zip(right["-1e9"], right["-inf"], strict=True)
+    as_good = [number for number, infinity in pairs if infinity]
+    counts = ", ".join(f"{sum(x)} with {name}" for name, x in right.items())
+    outcome = decide(as_good)
     return Answer(
-        claim="To mask with -1e9 is as good as with -inf.",
-        source="Rush 2018, The Annotated Transformer",
-        number=f"The same comes out in {sum(same)} of {len(same)} rows. Right are "
-        f"{', '.join(f'{count} with {x}' for x, count in right.items())}.",
-        rule="the same comes out of every row, in every dtype",
+        claim="To add -1e9 to hidden scores is as good as to add -inf.",
+        source="the custom of `scores += mask * -1e9`",
+        number=f"Of {len(as_good)} rows that -inf leaves right, -1e9 leaves "
+        f"{sum(as_good)}. Right are, of {len(right[RULE])}: {counts}.",
+        rule="with -1e9 every row is right that is with -inf, in every dtype",
         outcome=outcome,
-        sentence="In rows with a key to see and common scores it is. In an empty row "
-        "-inf is NaN, and so is -1e9 in float16, where it is -inf; elsewhere it hands "
-        "the weight to hidden keys in silence."
+        sentence="It is, unless the score of a key to see is as low. In an empty row "
+        "neither is right: -inf is NaN, and so is -1e9 in float16, where it is -inf; "
+        "elsewhere -1e9 hands the weight to hidden keys in silence."
         if outcome == PART
         else "Here the two come out as the number says.",
     )

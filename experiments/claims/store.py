@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Config, run_id, to_dict
+from experiments.config import Config, ConfigError, check_together, run_id, to_dict
 from experiments.data import load_corpus
 from experiments.files import damaged, read_json, write_json
 from experiments.progress import Prefixed, Progress
-from experiments.sweep import experiment_directory, run
+from experiments.sweep import run, run_directory
 
 
 def numbers_of(settings: Any) -> dict[str, Any]:
@@ -47,17 +47,20 @@ class Store:
             name: what it is, a few words.
             given: all that it depends on, as JSON can write it.
             compute: returns plain values for JSON.
+
+        Raises:
+            ConfigError: a number is nan or infinite, or the file is damaged.
         """
         text = json.dumps([name, given], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
         path = self.directory / "pieces" / f"{name.replace(' ', '_')}-{key}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # fails before the work
-            write_json(path, {"name": name, "given": given, "value": compute()})
+            _write(path, {"name": name, "given": given, "value": compute()})
         # As JSON gives it back, so that a value is the same whether it was kept or not.
         kept = read_json(path)
-        if "value" not in kept:
-            raise damaged(path, "it has no 'value'")
+        if not isinstance(kept.get("value"), dict):
+            raise damaged(path, "it has no table 'value'")
         return kept["value"]
 
     def train(self, config: Config) -> tuple[dict[str, Any], Path]:
@@ -65,9 +68,28 @@ class Store:
 
         It is trained unless it was, by whichever experiment; an interrupted training
         continues at its last checkpoint.
+
+        Raises:
+            ConfigError: the settings do not fit together, or the training diverged.
         """
         out, name = str(self._models.parent), self._models.name
         config = dataclasses.replace(config, out=out, name=name)
+        check_together(config)
         corpus = load_corpus(config.data.source)
         summary = run(config, corpus, Prefixed(self.progress, run_id(config)))
-        return summary, experiment_directory(config) / run_id(config)
+        if summary["status"] != "finished":
+            raise ConfigError(
+                f"the training of a model diverged ({summary['reason']}); lower "
+                f"optim.lr = {config.optim.lr}"
+            )
+        return summary, run_directory(config)
+
+
+def _write(path: Path, piece: dict[str, Any]) -> None:
+    try:
+        write_json(path, piece)
+    except ValueError:
+        raise ConfigError(
+            f"{path.parent.parent}: the piece {piece['name']!r} came out as nan or "
+            "infinity; change the settings that it comes from"
+        ) from None

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 import jattn
+from experiments.data import rng_of
 from experiments.fit import mean_loss
 from jattn.masks import lengths
 from jattn.nnx import EncoderDecoder
@@ -37,7 +38,7 @@ def draw(
         inputs: a beginning, and the targets without the last.
         real: which of the targets are no padding.
     """
-    rng = np.random.Generator(np.random.Philox(key=[seed, step]))
+    rng = rng_of(seed, step)
     size = rng.integers(shortest, longest + 1, (batch, 1))
     source = rng.integers(symbols, size=(batch, longest))
     place = np.arange(longest)

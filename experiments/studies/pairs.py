@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from experiments.data import rng_of
 from experiments.fit import mean_loss
 from jattn.nnx import DecoderBlock, TransformerConfig
 
@@ -40,7 +41,7 @@ def draw(
         asked: the place of the pair that is asked for, (B, questions).
         targets: its value, (B, questions).
     """
-    rng = np.random.Generator(np.random.Philox(key=[seed, step]))
+    rng = rng_of(seed, step)
     every = np.tile(np.arange(keys), (batch, 1))
     known = rng.permuted(every, axis=1)[:, :pairs]
     values_of = rng.integers(values, size=(batch, pairs))

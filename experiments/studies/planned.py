@@ -17,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from experiments.cases import Case, Inputs
 from experiments.cost import TOLERANCE
 from experiments.peers import FAILURES, Program, program_of, words
-from experiments.timing import Clock, Ready, difference, start, time_pair
+from experiments.timing import Ready, clock_here, difference, start, time_pair
 from jattn import attention, masks
 
 ATTEND: dict[str, Callable[..., jax.Array]] = {
@@ -83,25 +83,32 @@ def measured(
 ) -> dict[str, list[Row]]:
     """The planned memory and the measured time of every implementation here.
 
-    Those that need more than a limit, or have other values than the first, are not
-    timed, and say so.
+    Those that fail, need more than a limit, have other values than the first or cannot
+    be compared with it are not timed, and say so.
     """
     inputs = Inputs(case, seed)
-    measure = "cpu" if jax.default_backend() == "cpu" else "wall"
-    clock = Clock(measure, rounds, round_seconds=0.3, sample_seconds=0.02)
+    clock = clock_here(rounds, round_seconds=0.3, sample_seconds=0.02)
     rows: list[Row] = []
     ours: Ready | None = None
     for name in ATTEND:
-        made = program(name, derivative, case)
-        row = _row(name, derivative, case) | {"bytes": made.temp_bytes}
+        row = _row(name, derivative, case)
         rows.append(row)
-        if made.needed_bytes > 1e9 * limit_gb:
-            row["reason"] = f"needs {made.needed_bytes / 1e9:.2g} GB"
+        try:
+            made = program(name, derivative, case)
+            row["bytes"] = made.temp_bytes
+            if made.needed_bytes > 1e9 * limit_gb:
+                row["reason"] = f"needs {made.needed_bytes / 1e9:.2g} GB"
+                continue
+            if ours is None and name != OURS:
+                row["reason"] = f"not compared, as {OURS} was not run"
+                continue
+            theirs = start(made, inputs)
+        except FAILURES as error:
+            row["reason"] = words(error)
             continue
-        theirs = start(made, inputs)
-        ours = ours or theirs
-        off = difference(theirs.results, ours.results)
-        if off > TOLERANCE[case.dtype]:
+        if ours is None:
+            ours = theirs
+        elif (off := difference(theirs.results, ours.results)) > TOLERANCE[case.dtype]:
             row["reason"] = f"differs by {off:.2g}"
             continue
         row["ms"] = time_pair(ours, theirs, clock)["ms"]

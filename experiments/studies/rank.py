@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from experiments.config import ConfigError
 from experiments.timing import slope
 from jattn.nnx import EncoderBlock
 
@@ -39,10 +40,16 @@ compiled_layer = nnx.jit(layer, static_argnames="arm")
 
 
 def through(step: Callable[..., Any], blocks: Sequence[Any], x: Any) -> list[float]:
-    """The residual before the first layer and after each."""
+    """The residual before the first layer and after each.
+
+    Raises:
+        ConfigError: tokens become infinite.
+    """
     found = [residual_of(x)]
-    for block in blocks:
-        x = step(block, x)
+    for depth, block in enumerate(blocks, start=1):
+        x = np.asarray(step(block, x))
+        if not np.isfinite(x).all():
+            raise ConfigError(f"tokens are not finite after {depth} layers; give fewer")
         found.append(residual_of(x))
     return found
 
@@ -51,10 +58,13 @@ def residual_of(x: Any) -> float:
     """The share of the norm in which tokens differ: |X - 1 mean(X)^T| / |X|.
 
     In the Frobenius norm the mean is the nearest common token; 0 says that all tokens
-    are equal, and 1 that they have nothing in common.
+    are equal, as they are if they are 0, and 1 that they have nothing in common.
     """
     x = np.asarray(x)
-    return float(np.linalg.norm(x - x.mean(axis=0)) / np.linalg.norm(x))
+    # A power of two changes no digit, and keeps squares from becoming 0 or infinite.
+    x = np.ldexp(x, -np.frexp(np.abs(x).max())[1])
+    size = np.linalg.norm(x)
+    return float(np.linalg.norm(x - x.mean(axis=0)) / size) if size else 0.0
 
 
 def order(step: Callable[..., Any], tokens: np.ndarray) -> float | None:

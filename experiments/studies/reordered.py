@@ -20,6 +20,8 @@ MASKED = "none, causal mask"
 def permuted(sequences: int, length: int, seed: int) -> dict[str, float]:
     """How outputs of encoders at initialisation differ when tokens are permuted.
 
+    At least one of the tokens, of which there are two or more, moves.
+
     Returns:
         For each kind of positions, and under a causal mask, the largest difference
         between outputs of permuted tokens and permuted outputs; "in place": between
@@ -27,7 +29,9 @@ def permuted(sequences: int, length: int, seed: int) -> dict[str, float]:
     """
     rng = np.random.default_rng(seed)
     tokens = rng.integers(256, size=(sequences, length), dtype=np.int32)
-    turn = rng.permutation(length)
+    turn = unmoved = np.arange(length)
+    while np.array_equal(turn, unmoved):
+        turn = rng.permutation(length)
     found = {}
     for kind in KINDS:
         config = TransformerConfig(
