@@ -159,12 +159,16 @@ def from_dict(table: dict[str, Any], cls: Any = Config) -> Any:
     refuse_unknown_keys(cls, table, cls)
     config = parse(cls, table, "")
     if cls is Config:
-        _check_together(config)
+        check_together(config)
     return config
 
 
-def _check_together(config: Config) -> None:
-    """Refuse settings that are possible, but not beside each other."""
+def check_together(config: Config) -> None:
+    """Refuse settings that are possible, but not beside each other.
+
+    Raises:
+        ConfigError: they are not.
+    """
     batch, parts = config.data.batch, config.optim.accumulate
     if batch % parts:
         raise ConfigError(

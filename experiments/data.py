@@ -9,6 +9,7 @@ import glob
 import hashlib
 import importlib.metadata
 import math
+import os
 import re
 import sysconfig
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ import numpy as np
 from experiments.config import Config, ConfigError, Data
 from experiments.tokens import Text, Tokenizer, make
 
+HELD_OUT = 2**32  # a step that no training reaches
 PRIOR_BYTES = 4.0  # strength of the back-off distribution in `ngram_losses`
 
 
@@ -96,15 +98,24 @@ def check_length(corpus: Corpus, config: Config) -> None:
         ConfigError: a part is shorter than what is taken from it, or cannot be cut into
             tokens.
     """
-    data = config.data
-    _, train, validation = split_of(corpus, data)
-    batch(train.tokens, seed=0, step=0, batch=1, context=data.context)
-    evaluation_batches(
-        validation.tokens,
-        tokens_wanted=config.evaluation.tokens,
-        batch=data.batch,
-        context=data.context,
-    )
+    data, wanted = config.data, config.evaluation.tokens
+    train, validation = (part.tokens for part in split_of(corpus, data)[1:])
+    sizes = dict(batch=data.batch, context=data.context)
+    try:
+        batch(train, seed=0, step=0, batch=1, context=data.context)
+        evaluation_batches(validation, tokens_wanted=wanted, **sizes)
+        _require(corpus.split(data.validation_fraction)[1], 3, "a trigram")
+    except ConfigError as error:
+        windows = 1 + _windows_for(wanted, **sizes)
+        if len(train) + len(validation) < windows * data.context + 2:
+            raise
+        change = "smaller" if len(train) <= data.context else "larger"
+        raise ConfigError(f"{error}, or a {change} data.validation_fraction") from None
+
+
+def rng_of(seed: int, step: int) -> np.random.Generator:
+    """A generator that counts from (seed, step), so that no state has to be saved."""
+    return np.random.Generator(np.random.Philox(key=[seed, step]))
 
 
 def batch(
@@ -115,10 +126,9 @@ def batch(
     Returns:
         int32, (batch, context + 1): inputs and, shifted by one, targets.
     """
-    _require(tokens, context + 1, f"a training window of data.context = {context}")
-    # A counter-based generator: its key is (seed, step), so no state has to be saved.
-    rng = np.random.Generator(np.random.Philox(key=[seed, step]))
-    starts = rng.integers(len(tokens) - context, size=batch)
+    shorter = [f"a context of at most {len(tokens) - 1}"] if len(tokens) > 1 else []
+    _require(tokens, context + 1, f"a training window of {context}", *shorter)
+    starts = rng_of(seed, step).integers(len(tokens) - context, size=batch)
     return _windows(tokens, starts, context)
 
 
@@ -130,12 +140,19 @@ def evaluation_batches(
     Returns:
         int32, (batches, batch, context + 1), with at least `tokens_wanted` targets.
     """
-    batches = math.ceil(tokens_wanted / (batch * context))
-    count = batches * batch
-    wish = f"{count} validation windows (evaluation.tokens = {tokens_wanted})"
-    _require(tokens, count * context + 1, wish)
+    count, most = _windows_for(tokens_wanted, batch, context), len(tokens) - 1
+    fewer = []
+    if most >= batch * context:
+        most -= most % (batch * context)
+        fewer = [
+            f"at most {most} tokens of validation (in training: evaluation.tokens)"
+        ]
+    elif most > 0:
+        fewer = [f"batches (batch x context) and validation of at most {most} tokens"]
+    wish = f"validation in {count} windows of {context}"
+    _require(tokens, count * context + 1, wish, *fewer)
     starts = np.linspace(0, len(tokens) - context - 1, count).astype(np.int64)
-    return _windows(tokens, starts, context).reshape(batches, batch, context + 1)
+    return _windows(tokens, starts, context).reshape(-1, batch, context + 1)
 
 
 def ngram_losses(train: np.ndarray, validation: np.ndarray) -> dict[str, float]:
@@ -180,11 +197,12 @@ def _shakespeare() -> bytes:
 
 
 def _user_files(source: str) -> list[Path]:
-    path = Path(source)
+    pattern = os.path.expanduser(source)
+    path = Path(pattern)
     if path.is_dir():
         example = path / "**" / "*.txt"
         raise ConfigError(f"data.source = {source!r} is a directory; use '{example}'")
-    matches = [path] if path.exists() else map(Path, glob.glob(source, recursive=True))
+    matches = [path] if path.exists() else map(Path, glob.glob(pattern, recursive=True))
     files = [match for match in matches if match.is_file()]
     if not files:
         raise ConfigError(f"data.source = {source!r}: there is no such file")
@@ -195,12 +213,17 @@ def _join(paths: Iterable[Path]) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(paths))
 
 
-def _require(tokens: np.ndarray, length: int, purpose: str) -> None:
+def _require(tokens: np.ndarray, length: int, purpose: str, *cures: str) -> None:
     if len(tokens) < length:
         raise ConfigError(
-            f"the text is too short: {purpose} needs {length} tokens, "
-            f"but this split has {len(tokens)}"
+            f"the text is too short: {purpose} needs {length} tokens, but this split "
+            f"has {len(tokens)}; use {', or '.join(['a longer text', *cures])}"
         )
+
+
+def _windows_for(tokens_wanted: int, batch: int, context: int) -> int:
+    """How many windows, in full batches, have so many targets."""
+    return math.ceil(tokens_wanted / (batch * context)) * batch
 
 
 def _windows(tokens: np.ndarray, starts: np.ndarray, context: int) -> np.ndarray:

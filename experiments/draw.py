@@ -86,6 +86,10 @@ def check(drawing: Drawing, seed: int) -> None:
         raise ConfigError(f"temperature must be 0 or more, but got {temperature}")
     if top_k < 1:
         raise ConfigError(f"top_k must be at least 1, but got {top_k}")
+    if top_k >= 2**31:
+        raise ConfigError(
+            f"top_k must be below 2**31, but got {top_k}; leave it out to keep all"
+        )
     if not 0 < top_p <= 1:
         raise ConfigError(f"top_p must be above 0 and at most 1, but got {top_p}")
     if not 0 <= seed < 2**31:

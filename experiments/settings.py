@@ -1,6 +1,7 @@
 """What can be set in an experiment: one field for each setting, with its rule.
 
-The comment of a field is its help text on the command line.
+The comment on the line of a field, or on the lines above it, is its help text on the
+command line.
 """
 
 import re
@@ -41,12 +42,15 @@ Text = Annotated[str, Rule(lambda s: s != "", "must not be empty")]
 TokenizerName = Annotated[
     str,
     Rule(
-        lambda s: bool(re.fullmatch(r"bytes|bpe:\d+|.+\.json", s)),
+        lambda s: bool(re.fullmatch(r"bytes|bpe:[0-9]+|.+\.json", s)),
         "must be bytes, bpe:SIZE or the path of a tokenizer.json",
     ),
     Rule(
-        lambda s: not re.fullmatch(r"bpe:\d+", s) or int(s[4:]) > 256,
-        "must have a size above 256: the bytes are tokens of it",
+        lambda s: (
+            not re.fullmatch(r"bpe:[0-9]+", s)
+            or (len(s) < 15 and 256 < int(s[4:]) < 2**31)
+        ),
+        "must have a size above 256, for the bytes are tokens of it, and below 2**31",
     ),
 ]
 Scale = Literal["sqrt", "none", "inv", "init"]
@@ -57,9 +61,8 @@ class Data:
     """The text, cut into tokens: its bytes, unless another tokenizer is named."""
 
     source: Text = "shakespeare"  # shakespeare, stdlib, or the path or glob of a text
-    tokenizer: TokenizerName = (
-        "bytes"  # bytes, a Hugging Face tokenizer.json, or bpe:SIZE, learned here
-    )
+    # bytes, bpe:SIZE, learned here, or the path of a Hugging Face tokenizer.json
+    tokenizer: TokenizerName = "bytes"
     context: Count = 64  # tokens in a window
     batch: Count = 16  # windows in a batch
     validation_fraction: Share = 0.1  # share of the text, at its end, never trained on
@@ -75,19 +78,16 @@ class Model:
     d_k: Even = 16  # size of a query or key of one head
     d_v: Count = 32  # size of a value of one head
     d_ff: Count = 256  # hidden width of the feed-forward layer
-    scale: Scale = (
-        "sqrt"  # logits times 1/sqrt(d_k), 1, 1/d_k, or 1/sqrt(d_k) in the init
-    )
+    # logits times 1/sqrt(d_k), 1, 1/d_k, or 1/sqrt(d_k) in the init
+    scale: Scale = "sqrt"
     init: Literal["lecun", "gpt2"] = "lecun"  # std of weights: 1/sqrt(fan in), or 0.02
     qk_norm: bool = False  # normalise queries and keys
-    positions: Literal["rotary", "learned", "sinusoidal", "none"] = (
-        "rotary"  # what tells tokens apart by their place
-    )
+    # what tells tokens apart by their place
+    positions: Literal["rotary", "learned", "sinusoidal", "none"] = "rotary"
     soft_cap: Cap = 0.0  # logits s become cap tanh(s / cap); 0: they stay as they are
     log_n: bool = False  # logits times ln(keys seen) / ln(context)
-    dtype: Literal["float32", "bfloat16"] = (
-        "float32"  # of the computation; parameters and moments are float32
-    )
+    # of the computation; parameters and moments are float32
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,8 @@ class Optim:
     warmup_fraction: ShareOrZero = 0.05  # share of the steps that warm up; 0: none
     b1: ShareOrZero = 0.9  # decay of the mean of gradients; of SGD's sum, its momentum
     b2: ShareOrZero = 0.99  # decay of the mean of squared gradients
-    weight_decay: ZeroOrMore = (
-        0.0  # decoupled decay per step, in units of the learning rate
-    )
+    # decoupled decay per step, in units of the learning rate
+    weight_decay: ZeroOrMore = 0.0
     clip_norm: Positive = 1.0  # largest global gradient norm
     accumulate: Count = 1  # parts of a batch that are computed one after another
 
@@ -121,13 +120,12 @@ class Logging:
     every: Count = 20  # steps between lines of metrics.jsonl
     checkpoint_every: Count = 100  # steps between checkpoints
     watch: NotNegative = 0  # steps between looks at attention (watch.jsonl); 0: none
-    alarm_entropy: ShareOrZero = (
-        0.05  # a watched head whose entropy / ln n is below is named; 0: never
-    )
-    alarm_logit: ZeroOrMore = 50.0  # as is one with a larger logit; 0: never
-    tracker: Literal["none", "tensorboard", "wandb"] = (
-        "none"  # where to write the metrics besides metrics.jsonl
-    )
+    # a watched head whose entropy / ln n is below is named; 0: never
+    alarm_entropy: ShareOrZero = 0.05
+    # a watched head with a larger logit is named; 0: never
+    alarm_logit: ZeroOrMore = 50.0
+    # where to write the metrics besides metrics.jsonl
+    tracker: Literal["none", "tensorboard", "wandb"] = "none"
     profile: NotNegative = 0  # steps, after the first, that are traced; 0: none
 
 
@@ -146,9 +144,8 @@ class Theory:
 
     d_k: tuple[Count, ...] = (16, 64, 256, 1024)  # key sizes
     keys: Count = 64  # keys a query sees
-    relative_error: Share = (
-        0.01  # wanted standard error of the simulation over its value
-    )
+    # wanted standard error of the simulation over its value
+    relative_error: Share = 0.01
     seed: Seed = 0  # of the simulation
 
 
@@ -159,12 +156,8 @@ class Coord:
     d_k: tuple[Even, ...] = (16, 64, 256, 1024)  # key sizes
     steps: tuple[NotNegative, ...] = (0, 1, 4, 16)  # updates before measuring
     lr: Positive = 3e-3  # constant learning rate
-    scales: tuple[Scale, ...] = (
-        "none",
-        "sqrt",
-        "inv",
-        "init",
-    )  # arms, as in model.scale
+    # arms, as in model.scale
+    scales: tuple[Scale, ...] = ("none", "sqrt", "inv", "init")
     seeds: Count = 1  # runs to average over
 
 
@@ -218,13 +211,11 @@ class Cost:
     seed: Seed = 0  # of the inputs
     threads: NotNegative = 1  # CPU threads; 0: as many as there are
     dtype: Literal["float32", "bfloat16"] = "float32"  # of queries, keys and values
-    peers: tuple[Peer, ...] = (
-        "reference",
-        "jax.nn",
-        "flax.nnx",
-        "torch",
-    )  # what blockwise is compared with
+    # what blockwise is compared with
+    peers: tuple[Peer, ...] = ("reference", "jax.nn", "flax.nnx", "torch")
+    # which keys a query sees
     masks: tuple[MaskName, ...] = ("causal", "full", "window", "packed")
+    # what is timed and compared: outputs, or gradients as well
     passes: tuple[Pass, ...] = ("forward", "forward + backward")
     lengths: tuple[Count, ...] = (512, 2048, 8192)  # queries, and keys, that are timed
     memory_lengths: tuple[Count, ...] = (32768,)  # that are compiled, but not run

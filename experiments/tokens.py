@@ -5,6 +5,7 @@ each token knows how many bytes of the text there are up to its end.
 """
 
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,7 @@ from experiments.config import ConfigError, Data
 from experiments.files import write_text
 
 FILE = "tokenizer.json"
+LOSSLESS = "use bytes, bpe:SIZE or a byte-level tokenizer.json, which lose nothing"
 PIECE = 1 << 16  # bytes that are encoded at once, up to the end of their last line
 
 
@@ -58,12 +60,13 @@ def make(name: str, text: bytes) -> Tokenizer:
         text: to learn from.
 
     Raises:
-        ConfigError: there is no such tokenizer, or the package is missing.
+        ConfigError: there is no such tokenizer, the text is too short to learn one of
+            that size, or the package is missing.
     """
     if name == "bytes":
         return Bytes()
     if name.endswith(".json"):
-        return _read(Path(name))
+        return _read(Path(os.path.expanduser(name)))
     return _learned(text, int(name.removeprefix("bpe:")))
 
 
@@ -102,10 +105,11 @@ class Subwords:
 
     Args:
         tokenizer: a `tokenizers.Tokenizer`.
+        name: what the user calls it.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self._tokenizer, self._name = tokenizer, name
         # There may be gaps.
         self.vocabulary = max(tokenizer.get_vocab().values(), default=0) + 1
 
@@ -113,7 +117,8 @@ class Subwords:
         """The tokens of a text.
 
         Raises:
-            ConfigError: the text is not UTF-8.
+            ConfigError: the text is not UTF-8, or its tokens do not give it back: what
+                they leave out would be counted among the bytes they predict.
         """
         pieces = _pieces(text)
         try:
@@ -124,13 +129,31 @@ class Subwords:
                 "data.tokenizer = 'bytes'"
             ) from None
         tokens, ends, before = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], 0
-        found = self._tokenizer.encode_batch(words, add_special_tokens=False)
+        found = self._encode(words)
         for piece, encoding in zip(pieces, found, strict=True):
             char_ends = np.fromiter((end for _, end in encoding.offsets), np.int64)
             tokens.append(np.asarray(encoding.ids, np.int32))
             ends.append(before + _starts(piece)[char_ends])
             before += len(piece)
         return Text(np.concatenate(tokens), np.concatenate(ends))
+
+    def _encode(self, texts: list[str]) -> list[Any]:
+        try:
+            found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        except Exception as error:  # the package raises nothing more special
+            message = f"{self._name} cannot read the text: {error}; {LOSSLESS}"
+            raise ConfigError(message) from None
+        ids = [encoding.ids for encoding in found]
+        again = self._tokenizer.decode_batch(ids, skip_special_tokens=False)
+        for before, after in zip(texts, again, strict=True):
+            # Some put a space before a text, or take one away.
+            if after not in (before, f" {before}", before.removeprefix(" ")):
+                there, here = _difference(before, after)
+                raise ConfigError(
+                    f"{self._name} does not give the text back: {there!r} becomes "
+                    f"{here!r}; {LOSSLESS}"
+                )
+        return found
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The text of tokens; bytes that are no character become U+FFFD."""
@@ -167,11 +190,19 @@ def _learned(text: bytes, size: int) -> Subwords:
     made = lib.Tokenizer(lib.models.BPE())
     made.pre_tokenizer, made.decoder = level, lib.decoders.ByteLevel()
     trainer = lib.trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=sorted(level.alphabet()), show_progress=False
+        vocab_size=min(size, 256 + len(text)),  # it makes room for so many at once
+        initial_alphabet=sorted(level.alphabet()),
+        show_progress=False,
     )
     lines = (line.decode(errors="replace") for line in text.splitlines(keepends=True))
     made.train_from_iterator(lines, trainer)
-    return Subwords(made)
+    learned = Subwords(made, f"bpe:{size}")
+    if learned.vocabulary < size:
+        raise ConfigError(
+            f"data.tokenizer = 'bpe:{size}' finds only {learned.vocabulary} tokens in "
+            "the text; use at most that or a longer text"
+        )
+    return learned
 
 
 def _read(path: Path) -> Subwords:
@@ -179,9 +210,14 @@ def _read(path: Path) -> Subwords:
         raise ConfigError(f"{path}: there is no such tokenizer")
     lib = _package()
     try:
-        return Subwords(lib.Tokenizer.from_file(str(path)))
+        made = lib.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing more special
         raise ConfigError(f"{path} is no tokenizer: {error}") from None
+    made.no_truncation()
+    made.no_padding()
+    if isinstance(made.model, lib.models.BPE):
+        made.model.dropout = None  # or the same text would be cut in many ways
+    return Subwords(made, str(path))
 
 
 def _package() -> Any:
@@ -193,6 +229,12 @@ def _package() -> Any:
             "pip install 'jattn[tokenizers]'"
         ) from None
     return tokenizers
+
+
+def _difference(before: str, after: str) -> tuple[str, str]:
+    """The places where two texts begin to differ."""
+    start = max(0, len(os.path.commonprefix([before, after])) - 10)
+    return before[start : start + 20], after[start : start + 20]
 
 
 def _starts(text: bytes) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Settings are read completely or refused with the words that repair them."""
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.claims import NAMES
 from experiments.config import (
+    KINDS,
     Config,
     ConfigError,
     Model,
@@ -18,8 +21,10 @@ from experiments.config import (
     load,
     override,
     run_id,
+    settings_of,
     to_dict,
 )
+from experiments.parse import paths
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 
@@ -185,6 +190,28 @@ def test_a_bad_option_is_refused_in_one_sentence(args, message):
         override(Config(), args)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value) and "│" not in str(caught.value)
+
+
+def shown(cls, capsys):
+    """The text of --help, in one line."""
+    with pytest.raises(SystemExit):
+        override(cls(), ["--help"])
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "all", *NAMES])
+def test_every_setting_has_a_help_text(kind, capsys):
+    cls = settings_of(kind)
+    text = shown(cls, capsys)
+    assert [x for x in paths(cls) if f" --{x.replace('_', '-')}" not in text] == []
+    # Nothing between the values that an option takes and its default.
+    values = r"[A-Z]+|[\[{][^()]*[\]}]"
+    assert re.findall(rf"(--\S+)(?: (?:{values}))? \(default:", text) == []
+
+
+def test_the_help_tells_what_a_tokenizer_may_be(capsys):
+    text = shown(Config, capsys)
+    assert re.search(r"--data.tokenizer STR bytes, bpe:SIZE, .* tokenizer.json ", text)
 
 
 @given(st.integers(0, 2**31 - 1), st.floats(1e-6, 1.0))

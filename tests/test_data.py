@@ -61,10 +61,21 @@ def test_a_glob_joins_files_in_sorted_order(tmp_path):
     assert load_corpus(str(tmp_path / "b.txt")).data.tobytes() == b"b"
 
 
+def test_a_text_of_the_home_directory_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x.txt").write_text("at home")
+    for source in ("~/x.txt", "~/*.txt"):
+        assert load_corpus(source).data.tobytes() == b"at home"
+
+
 def test_a_missing_or_empty_text_is_refused(tmp_path):
     (tmp_path / "empty.txt").touch()
     with pytest.raises(ConfigError, match="there is no such file"):
         load_corpus(str(tmp_path / "absent.txt"))
+    with pytest.raises(
+        ConfigError, match="'~nobody-here/x.txt': there is no such file"
+    ):
+        load_corpus("~nobody-here/x.txt")
     with pytest.raises(ConfigError, match="is empty"):
         load_corpus(str(tmp_path / "empty.txt"))
     with pytest.raises(ConfigError, match="is a directory"):
@@ -83,6 +94,42 @@ def test_a_short_text_is_refused_with_the_numbers():
         check_length(corpus_of(bytes(320)), config)
     with pytest.raises(ConfigError, match=r"needs 9 tokens, but this split has 1"):
         check_length(corpus_of(b"x"), config)
+
+
+FEWER = ", or at most {} tokens of validation (in training: evaluation.tokens)"
+SMALLER = ", or batches (batch x context) and validation of at most {} tokens"
+FRACTION = ", or a {} data.validation_fraction"
+
+
+@pytest.mark.parametrize(
+    ("length", "fraction", "cures"),
+    [
+        (320, 0.1, FEWER.format(16) + FRACTION.format("larger")),
+        (42, 0.1, SMALLER.format(3) + FRACTION.format("larger")),
+        (41, 0.1, SMALLER.format(3)),
+        (41, 0.6, FEWER.format(16)),
+        (10, 0.1, ""),
+        (9, 0.1, ", or a context of at most 7"),
+        (1, 0.1, ""),
+        (100, 0.95, ", or a context of at most 4" + FRACTION.format("smaller")),
+    ],
+)
+def test_a_short_text_is_refused_with_what_helps(length, fraction, cures):
+    config = Config(
+        data=Data(context=8, batch=2, validation_fraction=fraction),
+        evaluation=Evaluation(tokens=32),
+    )
+    with pytest.raises(ConfigError, match="the text is too short: ") as caught:
+        check_length(corpus_of(bytes(length)), config)
+    assert str(caught.value).endswith("; use a longer text" + cures)
+
+
+def test_a_text_too_short_for_what_is_counted_after_training_is_refused_before():
+    data = Data(context=1, batch=1)
+    config = Config(data=data, evaluation=Evaluation(tokens=1))
+    with pytest.raises(ConfigError, match="a trigram needs 3 tokens, but"):
+        check_length(corpus_of(bytes(20)), config)
+    check_length(corpus_of(bytes(30)), config)
 
 
 def test_a_batch_is_a_function_of_seed_and_step():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from oracle import assert_close
 
-from experiments.draw import Drawing, draw, ranked
+from experiments.config import ConfigError
+from experiments.draw import Drawing, check, draw, ranked
 
 V = 13
 LOGITS = np.random.default_rng(0).normal(size=V).astype(np.float32)
@@ -70,3 +71,9 @@ def test_tokens_are_drawn_as_often_as_they_are_probable():
     share = np.bincount(got, minlength=V) / count
     assert 1 < len(tokens) < 6 and share[tokens].sum() == 1
     assert (abs(share[tokens] - p) < 4 * np.sqrt(p * (1 - p) / count)).all()
+
+
+def test_a_top_k_beyond_int32_is_refused():
+    check(Drawing(1.0, 2**31 - 1, 1.0), 0)
+    with pytest.raises(ConfigError, match=r"top_k must be below 2\*\*31, but got 3000"):
+        check(Drawing(1.0, 3_000_000_000, 1.0), 0)

@@ -22,11 +22,12 @@ def learned():
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """The file of a tokenizer that drops spaces and knows few words."""
+    """The file of a tokenizer of few words, that puts a space before the first."""
     lib = pytest.importorskip("tokenizers")
-    model = lib.models.WordLevel({"?": 0, "one": 1, "öl": 7}, unk_token="?")
+    model = lib.models.WordLevel({"?": 0, "▁one": 1, "▁öl": 7}, unk_token="?")
     made = lib.Tokenizer(model)
-    made.pre_tokenizer = lib.pre_tokenizers.Whitespace()
+    made.pre_tokenizer = lib.pre_tokenizers.Metaspace()
+    made.decoder = lib.decoders.Metaspace()
     made.add_special_tokens(["<s>"])
     made.post_processor = lib.processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
@@ -76,11 +77,95 @@ def test_a_run_finds_its_tokenizer_again(learned, tmp_path):
         of_run(tmp_path / "elsewhere", Data(tokenizer="bpe:300"))
 
 
-def test_ends_count_bytes_whatever_a_tokenizer_drops(words):
-    cut = make(str(words), b"").encode("  one öl €€ one ".encode())
-    assert cut.tokens.tolist() == [1, 7, 0, 1]  # and no <s>
-    assert cut.ends.tolist() == [5, 9, 16, 20]
-    assert make(str(words), b"").vocabulary == 8  # for its largest is 7
+def test_ends_count_bytes_whatever_a_tokenizer_does_to_the_first_space(words):
+    made = make(str(words), b"")
+    for space in ("", " "):
+        cut = made.encode(f"{space}one öl one".encode())
+        assert cut.tokens.tolist() == [1, 7, 1]  # and no <s>
+        assert (cut.ends - len(space)).tolist() == [3, 7, 11]
+    assert made.vocabulary == 8  # for its largest is 7
+
+
+def lossy(lib, kind):
+    """A tokenizer that loses some of TEXT."""
+    if kind == "lower case":
+        made = lib.Tokenizer(lib.models.BPE())
+        made.normalizer = lib.normalizers.Lowercase()
+        trainer = lib.trainers.BpeTrainer(show_progress=False)
+    elif kind == "alphabet":
+        made = lib.Tokenizer(lib.models.BPE())
+        trainer = lib.trainers.BpeTrainer(limit_alphabet=20, show_progress=False)
+    else:
+        unknown = {"unk_token": "[UNK]"} if kind == "unknown" else {}
+        words = {"[UNK]": 0, "den": 1, "über": 2}
+        made = lib.Tokenizer(lib.models.WordLevel(words, **unknown))
+        made.pre_tokenizer = lib.pre_tokenizers.Whitespace()
+        return made
+    made.train_from_iterator([TEXT], trainer)
+    made.decoder = lib.decoders.Fuse()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "lower case",
+            "does not give the text back: 'Zwölf Boxkämpfer jag' becomes 'zw",
+        ),
+        ("alphabet", "does not give the text back: 'Zwölf Boxk"),
+        ("unknown", r"becomes '\[UNK\] \[UNK\]"),
+        ("uncovered", r"cannot read the text: .*Missing \[UNK\] token"),
+    ],
+)
+def test_a_tokenizer_that_loses_text_is_refused(tmp_path, kind, message):
+    path = tmp_path / "lossy.json"
+    lossy(pytest.importorskip("tokenizers"), kind).save(str(path))
+    data = Data(tokenizer=str(path))
+    with pytest.raises(ConfigError, match=message) as caught:
+        split_of(corpus_of(TEXT), data)
+    assert str(caught.value).startswith(str(path))
+    assert str(caught.value).endswith(
+        "bpe:SIZE or a byte-level tokenizer.json, which lose nothing"
+    )
+
+
+def test_a_loss_at_the_end_of_a_long_text_is_found(tmp_path):
+    path = tmp_path / "lossy.json"
+    lossy(pytest.importorskip("tokenizers"), "lower case").save(str(path))
+    made, text = make(str(path), b""), TEXT.lower() * (2 * PIECE // len(TEXT) + 1)
+    assert made.encode(text.encode()).ends[-1] == len(text.encode())
+    with pytest.raises(ConfigError, match=r"€5!\\nDeich' becomes 'eich. €5!\\ndeich'"):
+        made.encode(f"{text}Deich".encode())
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_a_byte_level_file_reads_every_text(tmp_path, prefix):
+    lib = pytest.importorskip("tokenizers")
+    made = lib.ByteLevelBPETokenizer(add_prefix_space=prefix)
+    made.train_from_iterator([TEXT[:99]], vocab_size=270, show_progress=False)
+    made.save(str(tmp_path / "x.json"))
+    text = "Ünseen\r\n\t 語  <s> ".encode()
+    assert make(str(tmp_path / "x.json"), b"").encode(text).ends[-1] == len(text)
+
+
+def test_what_a_file_says_of_length_and_chance_is_not_obeyed(learned, tmp_path):
+    lib = pytest.importorskip("tokenizers")
+    learned.keep(tmp_path)
+    stored = lib.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    stored.enable_truncation(5)
+    stored.enable_padding(length=9)
+    stored.model.dropout = 0.9
+    stored.save(str(tmp_path / "other.json"))
+    made = make(str(tmp_path / "other.json"), b"")
+    for text in (b"ab", TEXT.encode()):
+        assert made.encode(text).tokens.tolist() == learned.encode(text).tokens.tolist()
+    made.keep(tmp_path)  # refused if it were another
+
+
+def test_a_tokenizer_of_the_home_directory_is_found(words, monkeypatch):
+    monkeypatch.setenv("HOME", str(words.parent))
+    assert make("~/tokenizer.json", b"").vocabulary == 8
 
 
 def test_what_follows_is_decoded_with_the_space_that_is_between(words, learned):
@@ -118,7 +203,7 @@ def test_a_text_is_never_split_inside_a_character():
 
 def test_what_is_learned_is_learned_from_the_part_to_train_on(learned):
     corpus = corpus_of(TEXT + "xyzzy " * 100)
-    data = Data(tokenizer="bpe:400", validation_fraction=0.2)
+    data = Data(tokenizer="bpe:300", validation_fraction=0.2)
     tokenizer, _, validation = split_of(corpus, data)
     assert len(tokenizer.encode(b"xyzzy").tokens) == 5
     assert tokenizer.decode(validation.tokens.tolist()).endswith(b"xyzzy " * 100)
@@ -135,6 +220,13 @@ def test_a_text_that_is_too_short_in_tokens_is_refused(learned):
     data = dataclasses.replace(config.data, tokenizer="bpe:300")
     with pytest.raises(ConfigError, match=r"needs 401 tokens, but this split has \d"):
         check_length(corpus_of(TEXT), dataclasses.replace(config, data=data))
+
+
+@pytest.mark.parametrize("size", [400, 2**31 - 1])
+def test_a_text_that_is_too_short_for_a_vocabulary_is_refused(learned, size):
+    message = f"'bpe:{size}' finds only 311 tokens in the text; use at most that"
+    with pytest.raises(ConfigError, match=message):
+        make(f"bpe:{size}", TEXT.encode())
 
 
 def test_a_text_that_is_not_utf_8_is_refused_by_all_but_bytes(learned):
@@ -165,6 +257,8 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     [
         ("bpe", "must be bytes, bpe:SIZE or the path of a tokenizer.json"),
         ("bpe:256", "must have a size above 256"),
+        ("bpe:2147483648", r"must have .* below 2\*\*31"),
+        (f"bpe:{'9' * 5000}", r"must have .* below 2\*\*31"),
         ("bpe:-1", "must be bytes"),
         ("tokenizer.model", "must be bytes"),
     ],
