@@ -6,25 +6,37 @@ from typing import Any, NamedTuple
 
 from experiments.config import NOT_PART_OF_A_RUN, ConfigError
 from experiments.evidence import describe, t_interval
-from experiments.files import read_json
-from experiments.page import Cell, Part, Section, Table
-from experiments.results import flatten
+from experiments.page import Cell, Finding, Part, Section, Table
+from experiments.results import by_seed
+from experiments.runs import (
+    NOT_COMPUTED,
+    differing,
+    effective_settings,
+    read_summaries,
+    run_directories,
+    run_names,
+    short_names,
+)
+from experiments.tables import FLATTERS, TWINS
 
 METRICS = {
-    "step": "steps",
+    "step": "steps done",
     "parameters": "parameters",
     "train_loss": "train loss",
     "validation_loss": "validation loss",
     "bits_per_byte": "bits per byte",
 }
+COLUMNS = ("run", "status", *METRICS.values())
+# Arms differ in other settings than these.
+NOT_OF_AN_ARM = ("seed", "probe", *NOT_COMPUTED)
 
 
 class Entry(NamedTuple):
-    """A run.
+    """A run that has ended.
 
     Attributes:
-        name: the last two parts of its directory.
-        settings: by their dotted paths, those that change what a run computes.
+        name: the last two parts of its directory, or more if two have the same.
+        settings: by their dotted paths.
         metrics: of its summary.
         status: "finished" or "diverged".
         sha256: of its text.
@@ -37,88 +49,124 @@ class Entry(NamedTuple):
     sha256: str
 
 
-def read_entries(directories: Sequence[Path]) -> list[Entry]:
+class Entries(NamedTuple):
+    """Runs, in the order in which they are shown.
+
+    Attributes:
+        ended: by arm and seed.
+        unfinished: the names of those that have not ended.
+    """
+
+    ended: list[Entry]
+    unfinished: list[str]
+
+
+def read_entries(directories: Sequence[Path]) -> Entries:
     """The runs that are in these directories, or are these directories.
+
+    Arms are in the order of the directories; those in one are in the order of its
+    sweep.json, or else of their settings.
 
     Raises:
         ConfigError: a directory has no run that has ended.
     """
-    files: dict[Path, None] = {}
+    summaries: dict[Path, dict[str, Any]] = {}
+    runs: dict[Path, None] = {}
     for directory in directories:
-        own = directory / "summary.json"
-        found = [own] if own.exists() else sorted(directory.glob("*/summary.json"))
-        if not found:
+        found = run_directories(directory.resolve())
+        ended = read_summaries(found)
+        if not ended:
             raise ConfigError(f"{directory} holds no run that has ended")
-        files |= dict.fromkeys(path.resolve() for path in found)
-    entries = [_entry(path) for path in files]
-    # Runs are named by hashes, which are in no order.
-    return [
-        entry for arm in _arms(entries).values() for entry in sorted(arm, key=_seed)
+        summaries |= ended
+        runs |= dict.fromkeys(found)
+    names = dict(zip(runs, run_names([*runs]), strict=True))
+    settings = effective_settings(summaries)
+    entries = [
+        Entry(
+            name=names[run],
+            settings=settings[run],
+            metrics=summary["metrics"],
+            status=summary["status"],
+            sha256=summary["corpus"]["sha256"],
+        )
+        for run, summary in summaries.items()
     ]
+    arms = _arms(entries).values()
+    return Entries(
+        ended=[entry for arm in arms for entry in sorted(arm, key=_seed)],
+        unfinished=[names[run] for run in runs if run not in summaries],
+    )
 
 
-def sections(entries: Sequence[Entry]) -> list[Section]:
+def sections(entries: Entries) -> list[Section]:
     """Settings, metrics, and differences over pairs of seeds."""
-    names = _short(differing(entries))
+    ended, unfinished = entries
+    settings = [entry.settings for entry in ended]
+    names = short_names(settings, COLUMNS)
+    differ = differing(settings, NOT_PART_OF_A_RUN)
     rows: list[list[Cell]] = [
         [
             entry.name,
-            *(_cell(entry.settings.get(path)) for path in names),
+            *(_cell(entry.settings.get(path)) for path in differ),
             entry.status,
             *(entry.metrics.get(name) for name in METRICS),
         ]
-        for entry in entries
+        for entry in ended
     ]
     caption = (
         "One row for each run, with the settings that are not the same in all of them. "
         "Losses are in nats per token; only bits per byte can be compared where the "
         "tokens differ."
     )
-    table = Table(
-        "Runs", ("run", *names.values(), "", *METRICS.values()), rows, caption
-    )
-    parts: list[Part] = [table.without_empty_columns(), *_differences(entries)]
+    run, *others = COLUMNS
+    columns = (run, *(names[path] for path in differ), *others)
+    table = Table("Runs", columns, rows, caption).without_empty_columns()
+    parts: list[Part] = [table, _differences(ended)]
+    if unfinished:
+        left_out = f"{len(unfinished)}, left out: {', '.join(unfinished)}."
+        parts.append(Finding("Runs not finished", left_out))
     return [Section("compare", "Runs beside each other", parts)]
 
 
-def differing(entries: Sequence[Entry]) -> list[str]:
-    """The paths of the settings that are not the same in all runs."""
-    known = dict.fromkeys(path for entry in entries for path in entry.settings)
-    return [
-        path
-        for path in known
-        if len({str(entry.settings.get(path)) for entry in entries}) > 1
-    ]
-
-
-def _differences(entries: Sequence[Entry]) -> list[Part]:
-    """Each arm against the first one."""
+def _differences(entries: Sequence[Entry]) -> Table | Finding:
+    """Each arm against the first one, or why there is no difference to take."""
+    title = "Differences"
+    if len({entry.sha256 for entry in entries}) > 1:
+        why = "The runs saw different texts: their losses cannot be compared."
+        return Finding(title, why)
     arms = _arms(entries)
     if len(arms) < 2:
-        return ["The runs differ in their seeds alone: there is nothing to compare."]
-    if len({entry.sha256 for entry in entries}) > 1:
-        return ["The runs saw different texts: their losses cannot be compared."]
-    (first, base), *others = arms.items()
-    known = _by_seed(base)
-    rows = []
-    for label, arm in others:
-        gaps = [x - known[seed] for seed, x in _by_seed(arm).items() if seed in known]
-        rows.append((label, describe(t_interval(gaps) if gaps else None)))
+        why = "The runs differ in their seeds alone: there is nothing to compare."
+        return Finding(title, why)
+    (first, base), *others = ((name, _bits(arm)) for name, arm in arms.items())
+    rows: list[list[Cell]] = []
+    for name, arm in others:
+        pairs = [(x, base[seed]) for seed, x in arm.items() if seed in base]
+        gaps = [x - y for x, y in pairs if x is not None and y is not None]
+        interval = t_interval(gaps) if gaps else None
+        rows.append([name, describe(interval), len(pairs) - len(gaps)])
     caption = (
         f"Bits per byte minus those of {first}: the mean over pairs of runs with the "
         "same seed, and in brackets its 95 % Student-t interval. Above zero, the arm "
         "is worse; not resolved: the interval contains zero, or there is none."
     )
-    return [Table("Differences", ("arm", "bits per byte"), rows, caption)]
+    if any(dropped for *_, dropped in rows):
+        caption += f" {FLATTERS}. Pairs dropped: those in which a run diverged."
+    if any(len(_bits(arm)) < len(arm) for arm in arms.values()):
+        caption += TWINS
+    columns = ("arm", "bits per byte", "pairs dropped")
+    return Table(title, columns, rows, caption)
 
 
 def _arms(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     """The runs that differ in their seeds alone, by what tells them from others."""
-    names = _short([path for path in differing(entries) if path != "seed"])
+    settings = [entry.settings for entry in entries]
+    names = short_names(settings, COLUMNS)
+    differ = differing(settings, NOT_OF_AN_ARM)
     arms: dict[str, list[Entry]] = {}
     for entry in entries:
-        settings = (f"{x} {_cell(entry.settings.get(p))}" for p, x in names.items())
-        arms.setdefault(", ".join(settings), []).append(entry)
+        own = (f"{names[path]} {_cell(entry.settings.get(path))}" for path in differ)
+        arms.setdefault(", ".join(own), []).append(entry)
     return arms
 
 
@@ -126,38 +174,9 @@ def _seed(entry: Entry) -> int:
     return entry.settings["seed"]
 
 
-def _by_seed(arm: Sequence[Entry]) -> dict[int, float]:
-    """Bits per byte of the runs that did not diverge."""
-    return {
-        _seed(entry): bits
-        for entry in arm
-        if (bits := entry.metrics.get("bits_per_byte")) is not None
-    }
-
-
-def _entry(path: Path) -> Entry:
-    summary = read_json(path)
-    settings = {
-        name: value
-        for name, value in flatten(summary["config"]).items()
-        if not {name, name.split(".")[0]} & set(NOT_PART_OF_A_RUN)
-    }
-    return Entry(
-        name="/".join(path.parent.parts[-2:]),
-        settings=settings,
-        metrics=summary["metrics"],
-        status=summary["status"],
-        sha256=summary["corpus"]["sha256"],
-    )
-
-
-def _short(paths: Sequence[str]) -> dict[str, str]:
-    """The last part of each path; all of it where two have the same."""
-    last = [path.split(".")[-1] for path in paths]
-    return {
-        path: name if last.count(name) == 1 else path
-        for path, name in zip(paths, last, strict=True)
-    }
+def _bits(arm: Sequence[Entry]) -> dict[int, float | None]:
+    """Bits per byte of each seed; None if it diverged."""
+    return by_seed((_seed(x), x.metrics.get("bits_per_byte")) for x in arm)
 
 
 def _cell(value: Any) -> Cell:

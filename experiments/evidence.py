@@ -12,15 +12,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from experiments.results import Results, Run, best_of, group, initial_mean
+from experiments.results import (
+    Results,
+    Run,
+    best_of,
+    group,
+    initial_mean,
+    loss_by_seed,
+)
 
 IN_WORDS = {"none": "without the factor", "sqrt": "with it"}
 HOLDS, PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "not resolved"
 SLOPE_TOLERANCE = 0.05
+ROUNDING = 1e-12  # a smaller uncertainty is none
 OUTCOME_RULE = (
     "A claim holds if all its conditions are met, holds in part if some are, does not "
     "hold if none is met and at least one is refuted, and is not resolved otherwise. "
     "A gap whose interval contains zero, or a missing measurement, decides nothing."
+)
+STORY_RULE = (
+    "The whole story comes out as its steps do if they agree, holds in part if one of "
+    "them holds at least in part, and is not resolved otherwise."
 )
 
 
@@ -29,7 +41,7 @@ class Interval(NamedTuple):
 
     mean: float
     half_width: float | None
-    pairs: int
+    n: int
 
     @property
     def sign(self) -> int | None:
@@ -109,11 +121,19 @@ def decide(conditions: Iterable[bool | None]) -> str:
     return FAILS if False in seen else OPEN
 
 
+def together(conditions: Iterable[bool | None]) -> bool | None:
+    """Whether all are met: False if one is refuted, else None if one is undecided."""
+    seen = list(conditions)
+    if False in seen:
+        return False
+    return None if None in seen else True
+
+
 def combine(outcomes: Sequence[str]) -> str:
-    """The outcome of the whole story: as its steps if they agree, else in part."""
+    """STORY_RULE, of the outcomes of the steps."""
     if len(set(outcomes)) == 1:
         return outcomes[0]
-    return PART if {HOLDS, PART} & set(outcomes) else FAILS
+    return PART if {HOLDS, PART} & set(outcomes) else OPEN
 
 
 def typical_rows(runs: Iterable[Run]) -> list[str]:
@@ -177,7 +197,7 @@ def _logits_grow(coord: dict[str, Any]) -> Verdict:
         "".join(f"Slope {IN_WORDS[k]}: {v:.3g}. " for k, v in measured.items()).strip(),
         decide(
             abs(measured[scale] - slope) <= SLOPE_TOLERANCE
-            if scale in measured
+            if scale in measured and "none" in measured  # which the claim is about
             else None
             for scale, slope in expected.items()
         ),
@@ -235,8 +255,8 @@ def _training_is_worse(runs: Sequence[Run]) -> Verdict:
     )
 
 
-def describe(interval: Interval | None) -> str:
-    """The interval in words."""
+def describe(interval: Interval | None, of: str = "paired seeds") -> str:
+    """The interval in words; `of` is what the mean is over."""
     if interval is None:
         return "no finished pair: not resolved"
     if interval.half_width is None:
@@ -245,14 +265,14 @@ def describe(interval: Interval | None) -> str:
     ends = [interval.mean + side * interval.half_width for side in (-1, 1)]
     text = (
         f"{interval.mean:.{max(digits, 3)}f} (95 %: {ends[0]:.{digits}f} to "
-        f"{ends[1]:.{digits}f}), {interval.pairs} paired seeds"
+        f"{ends[1]:.{digits}f}), {interval.n} {of}"
     )
     return text if interval.sign else f"{text}: not resolved"
 
 
 def plus_minus(mean: float, error: float | None) -> str:
-    """A mean and its uncertainty, if it has one, as in "0.993 ± 0.0066"."""
-    if error is None:
+    """A mean and its uncertainty as in "0.9930 ± 0.0066"; alone if all are alike."""
+    if error is None or error < ROUNDING:
         return f"{mean:.3f}"
     digits = _decimals(error)
     return f"{mean:.{digits}f} ± {error:.{digits}f}"
@@ -260,7 +280,9 @@ def plus_minus(mean: float, error: float | None) -> str:
 
 def _decimals(error: float) -> int:
     """As many as show two digits of an uncertainty; three if there is none."""
-    return max(0, 1 - math.floor(math.log10(max(error, 1e-6)))) if error else 3
+    if error < ROUNDING:
+        return 3
+    return max(0, 1 - math.floor(math.log10(max(error, 1e-6))))
 
 
 def _change(runs: Sequence[Run], share: str) -> str:
@@ -279,11 +301,11 @@ def _arm(runs: list[Run], scale: str) -> list[Run]:
 
 
 def _gap(none: list[Run], sqrt: list[Run]) -> Gap:
-    losses = {run.seed: run.loss for run in sqrt}
+    others = loss_by_seed(sqrt)
     differences = [
-        run.loss - other
-        for run in none
-        if run.loss is not None and (other := losses.get(run.seed)) is not None
+        loss - other
+        for seed, loss in loss_by_seed(none).items()
+        if loss is not None and (other := others.get(seed)) is not None
     ]
     interval = t_interval(differences) if differences else None
     return Gap(none[0].label, none[0].d_k, none, sqrt, interval)

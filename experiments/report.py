@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from experiments import evidence, figures, tables
 from experiments.evidence import Verdict, plus_minus
+from experiments.files import write_text
 from experiments.page import (
     Cell,
     Figure,
@@ -23,10 +25,10 @@ from experiments.results import (
     Results,
     Run,
     best_of,
-    flatten,
     group,
     read_results,
 )
+from experiments.runs import flatten
 
 SCALES = (
     "The arms of the experiment differ in what becomes of the logits q·k, their scale: "
@@ -40,6 +42,7 @@ LIMITS = (
     "rules are a choice, and no interval is corrected for looking at several."
 )
 PARADOX = "Why the gradient norms of W_Q and W_K grow while the typical row dies"
+ABOUT_THE_FACTOR = ("theory", "coordinate-check", "conclusion")
 ONE_ARM = "Only one arm has runs: there is no gap to measure."
 AGREEMENT = 4  # standard errors
 
@@ -54,10 +57,11 @@ def write_report(directory: Path, *runs: Path) -> Path:
     results = read_results(*(runs or [directory]))
     names = (path.resolve().name for path in runs or [directory])
     name = str(results.sweep.get("name") or ", ".join(names))
-    path = directory / "report.html"
-    title = f"{name}: does attention need 1/sqrt(d_k)?"
-    answer = _answer(evidence.verdicts(results))
-    path.write_text(html_page(title, answer, sections(results)), encoding="utf-8")
+    path, title, answer = directory / "report.html", name, _ended(results)
+    if results.is_about_the_factor:
+        title = f"{name}: does attention need 1/sqrt(d_k)?"
+        answer = _answer(evidence.verdicts(results))
+    write_text(path, html_page(title, answer, sections(results)))
     return path
 
 
@@ -68,8 +72,11 @@ def print_tables(console: Console, *runs: Path) -> None:
 
 
 def sections(results: Results) -> list[Section]:
-    """All sections, each of which says so if its part of the sweep is missing."""
-    return [
+    """All sections, each of which says so if its part of the sweep is missing.
+
+    Runs that cannot tell what the factor 1/sqrt(d_k) does have none about it.
+    """
+    found = [
         Section("what-was-run", "What was run", what_was_run(results)),
         Section("theory", "Theory against simulation", theory(results)),
         Section("initialisation", "Before training", initialisation(results)),
@@ -77,6 +84,8 @@ def sections(results: Results) -> list[Section]:
         Section("training", "Training", training(results)),
         Section("conclusion", "Conclusion", conclusion(results)),
     ]
+    left_out = () if results.is_about_the_factor else ABOUT_THE_FACTOR
+    return [section for section in found if section.id not in left_out]
 
 
 def what_was_run(results: Results) -> list[Part]:
@@ -84,14 +93,16 @@ def what_was_run(results: Results) -> list[Part]:
     sweep, first = results.sweep, results.first
     diverged = sum(run.loss is None for run in results.runs)
     facts: dict[str, Cell] = {"command": sweep.get("command") or "not recorded"}
-    facts |= {f"text, {k}": v for k, v in first.get("corpus", {}).items()}
+    facts |= _texts(results)
     facts |= {k.replace("_", " "): v for k, v in sweep.get("machine", {}).items()}
     facts |= {
         "runs finished": len(results.runs) - diverged,
         "runs diverged": diverged,
         "runs not finished": ", ".join(results.unfinished) or "none",
     }
-    parts: list[Part] = [SCALES if results.runs else "No run has finished."]
+    parts: list[Part] = [] if results.runs else ["No run has finished."]
+    if results.runs and len(results.scales) > 1:
+        parts.append(SCALES)
     parts.append(Table("Facts", ("what", "value"), list(facts.items())))
     if lists := sweep.get("sweep"):
         rows = [(path, ", ".join(map(str, values))) for path, values in lists.items()]
@@ -99,7 +110,8 @@ def what_was_run(results: Results) -> list[Part]:
         parts.append(Table("Swept settings", ("setting", "values"), rows, caption))
     if config := sweep.get("config") or first.get("config"):
         rows = [(path, str(value)) for path, value in flatten(config).items()]
-        caption = "Of all runs, where they were not swept." if lists else ""
+        of_first = "Of the first run." * (len(results.known) > 1)
+        caption = "Of all runs, where they were not swept." if lists else of_first
         columns = ("setting", "value")
         parts.append(Table("All settings", columns, rows, caption, folded=True))
     return parts
@@ -213,8 +225,8 @@ def training(results: Results) -> list[Part]:
         *_bytes(runs),
         Figure(partial(figures.training_figure, shown), caption),
         tables.losses(results),
-        *(tables.gaps(runs) or (ONE_ARM,)),
-        *_after(runs),
+        *(tables.gaps(runs) or (ONE_ARM,) * results.is_about_the_factor),
+        *_after(results),
         *([tables.diverged(diverged)] if diverged else []),
     ]
 
@@ -231,7 +243,10 @@ def conclusion(results: Results) -> list[Part]:
             for v in found
         ),
         *([Finding(PARADOX, why)] if why else []),
-        Finding("How to read the outcomes", f"{evidence.OUTCOME_RULE} {LIMITS}"),
+        Finding(
+            "How to read the outcomes",
+            f"{evidence.OUTCOME_RULE} {evidence.STORY_RULE} {LIMITS}",
+        ),
     ]
 
 
@@ -245,21 +260,44 @@ def _answer(found: list[Verdict]) -> str:
     )
 
 
+def _ended(results: Results) -> str:
+    """How many runs have ended, and how."""
+    diverged = sum(run.loss is None for run in results.runs)
+    return (
+        f"Runs finished: {len(results.runs) - diverged}; diverged: {diverged}; not "
+        f"finished: {len(results.unfinished)}."
+    )
+
+
+def _texts(results: Results) -> dict[str, Cell]:
+    """What is known of each text that a run has seen."""
+    texts: dict[str, dict[str, Any]] = {}
+    for run in results.known:
+        texts.setdefault(run["corpus"]["sha256"], run["corpus"])
+    kinds = dict.fromkeys(kind for text in texts.values() for kind in text)
+    return {
+        f"text, {kind}": ", ".join(str(x.get(kind, "–")) for x in texts.values())
+        for kind in kinds
+    }
+
+
 def _bytes(runs: Sequence[Run]) -> list[Part]:
     """How much text the n-gram tables and the models have seen."""
     return [
         f"{f'With {label}, the' if label else 'The'} n-gram tables were fitted on the "
-        f"whole training split, {fitted:,} bytes; training reads {read:,} (steps × "
-        f"batch × context), so the tables know {fitted / read:.2g} times as much text."
+        f"whole training split, about {fitted:,} bytes; training reads {read:,} "
+        "(steps × batch × context), so the tables know "
+        f"{fitted / read:.2g} times as much text."
         for label, fitted, read in group(runs, "label", "bytes_fitted", "bytes_read")
     ]
 
 
-def _after(runs: Sequence[Run]) -> list[Part]:
+def _after(results: Results) -> list[Part]:
     """The probe after training."""
-    if not (finished := [run for run in runs if run.final]):
+    if not (finished := [run for run in results.runs if run.final]):
         return []
     groups = group(finished, "label", "d_k", "lr", "scale")
     caption = "Columns as in “Attention before training”; lr: learning rate."
     table = tables.measures("Attention after training", groups, "final", caption)
-    return [*evidence.typical_rows(runs), table]
+    told = evidence.typical_rows(results.runs) if results.is_about_the_factor else []
+    return [*told, table]

@@ -7,8 +7,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.config import NOT_PART_OF_A_RUN
 from experiments.files import read_json, read_lines
+from experiments.runs import (
+    NOT_COMPUTED,
+    differing,
+    effective_settings,
+    flatten,
+    read_summaries,
+    run_directories,
+    run_names,
+    short_names,
+)
 
 SCALES = ("none", "sqrt", "inv", "init")
 # The measures of the probe, and what they are called.
@@ -26,7 +35,7 @@ MEASURES = {
     "wk_gradient_norm": "W_K gradient",
 }
 # What tells runs apart besides these becomes a run's label.
-_NOT_IN_LABEL = ("seed", "model.scale", "model.d_k", "optim.lr", *NOT_PART_OF_A_RUN)
+_NOT_IN_LABEL = ("seed", "model.scale", "model.d_k", "optim.lr", *NOT_COMPUTED)
 _TOKENS_READ = ("optim.steps", "data.batch", "data.context")
 
 
@@ -47,7 +56,7 @@ class Run:
     final: dict[str, float]  # empty if diverged
     curve: list[tuple[int, float]]  # (step, training loss)
     baselines: dict[str, float]  # of n-gram tables, on the whole validation split
-    bytes_fitted: int  # by these tables: the training split
+    bytes_fitted: int  # by these tables, about: the training split, whole characters
     bytes_read: int  # in all steps of training: windows may overlap
 
     @property
@@ -65,7 +74,29 @@ class Results:
     coord: dict[str, Any]
     runs: list[Run]
     unfinished: list[str]
-    first: dict[str, Any]  # summary of the first run, or what is known without one
+    known: list[dict[str, Any]]  # summaries, then what unfinished runs say of them
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The summary of the first run, or what is known without one."""
+        return next(iter(self.known), {})
+
+    @property
+    def scales(self) -> set[str]:
+        """All values of model.scale, those of runs that are to come too."""
+        wanted = self.sweep.get("sweep", {}).get("model.scale", ())
+        told = (flatten(run["config"]).get("model.scale") for run in self.known)
+        return {str(scale) for scale in (*told, *wanted)}
+
+    @property
+    def is_about_the_factor(self) -> bool:
+        """Whether the runs can tell what 1/sqrt(d_k) does."""
+        return tell_the_factor(self.scales)
+
+
+def tell_the_factor(scales: Iterable[str]) -> bool:
+    """Whether arms of these scales tell what 1/sqrt(d_k) does."""
+    return {"none", "sqrt"} <= set(scales)
 
 
 def read_results(*directories: Path) -> Results:
@@ -76,37 +107,23 @@ def read_results(*directories: Path) -> Results:
     places = [directory.resolve() for directory in directories]  # "." has no name
     of_sweep = places[0] if len(places) == 1 else None
     sweep = _read_if_there(of_sweep, "sweep.json")
-    claims = [
-        claim
-        for place in places
-        for pattern in ("config.json", "*/config.json")
-        for claim in place.glob(pattern)
-    ]
-    there = {path.parent.name: path.parent for path in claims}
-    ids = sweep.get("runs", sorted(there))
-    files = {id: there[id] / "summary.json" for id in ids if id in there}
-    summaries = {id: read_json(path) for id, path in files.items() if path.exists()}
-    settings = {id: flatten(summary["config"]) for id, summary in summaries.items()}
-    varying = _varying(list(settings.values()))
-    runs = [_run(there[id], summaries[id], settings[id], varying) for id in summaries]
-    first = next(iter(files), None)
+    found = dict.fromkeys(run for place in places for run in run_directories(place))
+    there = [run for run in found if run.name in sweep.get("runs", [run.name])]
+    summaries = read_summaries(there)
+    settings = effective_settings(summaries)
+    names = short_names(settings.values())
+    varying = {x: names[x] for x in differing(settings.values(), _NOT_IN_LABEL)}
+    runs = [_run(x, summaries[x], settings[x], varying) for x in summaries]
+    unfinished = [run for run in there if run not in summaries]
+    claims = [_claimed(run) for run in unfinished if (run / "config.json").exists()]
     return Results(
         sweep=sweep,
         theory=_read_if_there(of_sweep, "theory.json"),
         coord=_read_if_there(of_sweep, "coord.json"),
         runs=sorted(runs, key=_order),
-        unfinished=[id for id in ids if id not in summaries],
-        first=next(iter(summaries.values()), _claimed(there[first]) if first else {}),
+        unfinished=run_names(unfinished, parts=1),
+        known=[*summaries.values(), *claims],
     )
-
-
-def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, by dotted paths."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        deeper = isinstance(value, dict)
-        flat |= flatten(value, f"{prefix}{key}.") if deeper else {prefix + key: value}
-    return flat
 
 
 def group(runs: Iterable[Run], *names: str) -> dict[tuple, list[Run]]:
@@ -117,17 +134,37 @@ def group(runs: Iterable[Run], *names: str) -> dict[tuple, list[Run]]:
     return groups
 
 
+def by_seed(losses: Iterable[tuple[int, float | None]]) -> dict[int, float | None]:
+    """The mean of the runs of each seed; None if one of them diverged.
+
+    Several runs of a seed do not differ in what is computed: they count as one.
+    """
+    runs: dict[int, list[float | None]] = {}
+    for seed, loss in losses:
+        runs.setdefault(seed, []).append(loss)
+    means: dict[int, float | None] = {}
+    for seed, members in runs.items():
+        known = [loss for loss in members if loss is not None]
+        means[seed] = fmean(known) if len(known) == len(members) else None
+    return means
+
+
+def loss_by_seed(runs: Iterable[Run]) -> dict[int, float | None]:
+    """The validation loss of each seed; None if it diverged."""
+    return by_seed((run.seed, run.loss) for run in runs)
+
+
 def best_of(arm: list[Run]) -> list[Run]:
     """The runs at the learning rate of least mean validation loss.
 
     A learning rate at which a seed diverged or is missing cannot be the best.
     """
     seeds = {run.seed for run in arm}
-    complete = [
-        (fmean(losses), runs)
-        for runs in group(arm, "lr").values()
-        if len(losses := [r.loss for r in runs if r.loss is not None]) == len(seeds)
-    ]
+    complete = []
+    for runs in group(arm, "lr").values():
+        losses = [x for x in loss_by_seed(runs).values() if x is not None]
+        if len(losses) == len(seeds):
+            complete.append((fmean(losses), runs))
     return min(complete, key=lambda pair: pair[0])[1] if complete else []
 
 
@@ -142,14 +179,16 @@ def initial_mean(
     }
 
 
-def _run(directory: Path, summary: dict, settings: dict, varying: list[str]) -> Run:
+def _run(
+    directory: Path, summary: dict, settings: dict, varying: dict[str, str]
+) -> Run:
     probe, metrics = summary["probe"], summary["metrics"]
     size, loss = summary["corpus"]["bytes"], metrics["validation_loss"]
     bytes_per_token = metrics["bytes_per_token"]
     tokens_read = math.prod(settings[path] for path in _TOKENS_READ)
     return Run(
         id=summary["id"],
-        label=", ".join(f"{p.split('.')[-1]} {settings[p]}" for p in varying),
+        label=", ".join(f"{name} {settings.get(p)}" for p, name in varying.items()),
         scale=settings["model.scale"],
         d_k=settings["model.d_k"],
         lr=settings["optim.lr"],
@@ -174,17 +213,6 @@ def _claimed(directory: Path) -> dict[str, Any]:
 
 def _order(run: Run) -> tuple:
     return run.label, run.d_k, run.lr, SCALES.index(run.scale), run.seed
-
-
-def _varying(settings: list[dict[str, Any]]) -> list[str]:
-    """Paths of the settings that differ between runs and have no field in `Run`."""
-    return [
-        path
-        for path in dict.fromkeys(path for flat in settings for path in flat)
-        if path not in _NOT_IN_LABEL
-        and path.split(".")[0] not in NOT_PART_OF_A_RUN
-        and len({str(flat.get(path)) for flat in settings}) > 1
-    ]
 
 
 def _read_if_there(directory: Path | None, name: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""A whole experiment: theory, coordinate check, every training run, and the report.
+"""A whole experiment: every training run, and the report.
 
-What is finished is never computed again: an interrupted experiment continues where it
-stopped when it is started again.
+Where arms of `model.scale` tell what the factor 1/sqrt(d_k) does, theory and coordinate
+check are parts of it. What is finished is never computed again: an interrupted
+experiment continues where it stopped when it is started again.
 """
 
 import os
@@ -16,10 +17,11 @@ import jax
 
 from experiments.config import Config, ConfigError, grid, run_id, to_dict
 from experiments.coord import coordinate_check
-from experiments.data import Corpus, check_length, load_corpus
+from experiments.data import Corpus, check_length, load_corpus, split_of
 from experiments.files import read_json, write_json
 from experiments.progress import Prefixed, Progress
 from experiments.report import write_report
+from experiments.results import tell_the_factor
 from experiments.theory import theory_table
 from experiments.train import train
 
@@ -31,6 +33,9 @@ def sweep(
     config: Config, lists: dict[str, list[Any]], progress: Progress, command: str = ""
 ) -> Path:
     """Compute what is missing of an experiment. A diverged run is a result like others.
+
+    Theory and coordinate check come first, if "none" and "sqrt" are both among the
+    runs' values of model.scale: they are about that factor only.
 
     Args:
         config: the settings that all runs share.
@@ -46,17 +51,20 @@ def sweep(
             experiment; nothing has been computed or written then.
     """
     points = grid(config, lists)
-    sources = {point.data.source for point in [config, *points]}
+    about_factor = tell_the_factor(point.model.scale for point in points)
+    used = [config, *points] if about_factor else points
+    sources = {point.data.source for point in used}
     corpora = {source: load_corpus(source) for source in sources}
-    for point in [config, *points]:
+    for point in used:
         check_length(corpora[point.data.source], point)
     directory = experiment_directory(config)
     description = _description(config, lists, points) | {"command": command}
     _refuse_another(directory, description["runs"])
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "sweep.json", description)
-    theory(config, progress)
-    coord(config, corpora[config.data.source], progress)
+    if about_factor:
+        theory(config, progress)
+        coord(config, corpora[config.data.source], progress)
     for number, point in enumerate(points, start=1):
         varied = [f"{p.split('.')[-1]}={attrgetter(p)(point)}" for p in lists]
         prefix = " ".join([f"{number}/{len(points)}", *varied])
@@ -68,7 +76,8 @@ def run(config: Config, corpus: Corpus, progress: Progress) -> dict[str, Any]:
     """The summary of a training run, which is trained unless it is finished.
 
     Raises:
-        ConfigError: the finished run has seen another text than `corpus`.
+        ConfigError: the finished run has seen another text than `corpus`, or other
+            tokens.
     """
     directory = run_directory(config)
     if not (directory / "summary.json").exists():
@@ -76,6 +85,7 @@ def run(config: Config, corpus: Corpus, progress: Progress) -> dict[str, Any]:
     summary = read_json(directory / "summary.json")
     if summary["corpus"]["sha256"] != corpus.sha256:
         raise ConfigError(f"{directory} holds a run on another text; set another name")
+    split_of(corpus, config.data).tokenizer.keep(directory)
     progress.finish("finished before")
     return summary
 

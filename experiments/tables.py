@@ -6,7 +6,7 @@ from statistics import fmean
 
 from experiments import evidence
 from experiments.page import Cell, Table
-from experiments.results import MEASURES, Results, Run, group
+from experiments.results import MEASURES, Results, Run, group, loss_by_seed
 
 GAP = (
     "Validation loss with scale none minus that with sqrt, in nats per byte: the mean "
@@ -19,6 +19,14 @@ BEST = (
     " The best learning rate has the least mean validation loss, on the same "
     "evaluation set; if it is the smallest or largest tried, a better one may exist."
 )
+FLATTERS = (
+    "A diverged run has no loss, so its gap is taken over the other seeds, which "
+    "flatters its arm"
+)
+TWINS = (
+    " Runs of one seed that differ in nothing that is computed count as one, with "
+    "their mean."
+)
 
 
 def losses(results: Results) -> Table:
@@ -26,18 +34,18 @@ def losses(results: Results) -> Table:
     runs = results.runs
     seeds = sorted({run.seed for run in runs})
     rows: list[list[Cell]] = []
+    twins = False
     for members in group(runs, "label", "d_k", "lr", "scale").values():
-        by_seed = {run.seed: run for run in members}
-        finished = [run.loss for run in members if run.loss is not None]
+        known = loss_by_seed(members)
+        twins = twins or len(known) < len(members)
+        finished = [loss for loss in known.values() if loss is not None]
         cells = [
-            ("diverged" if by_seed[s].loss is None else by_seed[s].loss)
-            if s in by_seed
-            else None
+            ("diverged" if known[s] is None else known[s]) if s in known else None
             for s in seeds
         ]
         below = sum(loss < members[0].baselines["bigram"] for loss in finished)
         mean = fmean(finished) if finished else None
-        beaten = f"{below} of {len(members)}"
+        beaten = f"{below} of {len(known)}"
         bits = mean / math.log(2) if mean is not None else None
         place = [*_place(members[0]), members[0].lr_text]
         rows.append([*place, *cells, mean, bits, beaten])
@@ -50,11 +58,11 @@ def losses(results: Results) -> Table:
         f"Nats per byte, of the models on a fixed sample of at least {tokens:,} tokens "
         "of the validation split, of the n-gram tables (last rows) on all of it. mean: "
         "over seeds that did not diverge; bits: the same in bits per byte. beat "
-        "bigram: how many runs ended below the bigram table. lr: learning rate."
+        "bigram: how many seeds ended below the bigram table. lr: learning rate."
     )
     columns = ["setting", "d_k", "scale", "lr", *(f"seed {s}" for s in seeds)]
     columns += ["mean", "bits", "beat bigram"]
-    return _table("Validation loss", columns, rows, caption)
+    return _table("Validation loss", columns, rows, caption + TWINS * twins)
 
 
 def gaps(runs: Sequence[Run]) -> list[Table]:
@@ -89,10 +97,7 @@ def diverged(runs: Sequence[Run]) -> Table:
     """Which runs diverged, and why."""
     rows = [(*_place(r), r.lr_text, r.seed, r.reason, r.id) for r in runs]
     columns = ("setting", "d_k", "scale", "lr", "seed", "reason", "run")
-    caption = (
-        "A diverged run has no loss, so its gap is taken over the other seeds, which "
-        "flatters its arm; its learning rate cannot be the best."
-    )
+    caption = f"{FLATTERS}; its learning rate cannot be the best."
     return _table("Diverged runs", columns, rows, caption)
 
 

@@ -6,9 +6,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from experiments.compare import differing, read_entries, sections
+from experiments.compare import read_entries, sections
 from experiments.config import Config, ConfigError, from_dict, to_dict
-from experiments.page import Table, print_section
+from experiments.page import Finding, Table, print_section
 from experiments.report import write_report
 from experiments.results import MEASURES
 
@@ -51,6 +51,13 @@ def tables_of(*directories):
     return [part for part in section.parts if isinstance(part, Table)], section.parts
 
 
+def printed(*directories, width=80):
+    out = StringIO()
+    (section,) = sections(read_entries(directories))
+    print_section(section, Console(file=out, width=width))
+    return out.getvalue()
+
+
 def test_the_table_has_the_settings_that_differ_and_no_other(runs):
     (table, _), _ = tables_of(runs / "rotary", runs / "none")
     assert table.columns[:3] == ["run", "seed", "positions"]
@@ -60,10 +67,10 @@ def test_the_table_has_the_settings_that_differ_and_no_other(runs):
 
 def test_differences_are_paired_by_seed(runs):
     (_, table), _ = tables_of(runs / "rotary", runs / "none")
-    ((arm, words),) = table.rows
+    ((arm, words, dropped),) = table.rows
     # The mean of .5, .4, .6; t(.975, 2) = 4.303, times .1 / sqrt(3).
     assert arm == "positions none"
-    assert words == "0.500 (95 %: 0.25 to 0.75), 3 paired seeds"
+    assert words == "0.500 (95 %: 0.25 to 0.75), 3 paired seeds" and dropped == 0
     assert "those of positions rotary" in table.caption
 
 
@@ -71,43 +78,119 @@ def test_runs_without_a_partner_pair_with_none(runs):
     (_, table), _ = tables_of(
         runs / "rotary/rotary0", runs / "rotary/rotary1", runs / "none/none2"
     )
-    assert table.rows == [("positions none", "no finished pair: not resolved")]
+    assert table.rows == [["positions none", "no finished pair: not resolved", 0]]
 
 
-def test_a_diverged_run_is_shown_and_not_paired(runs):
+def test_a_diverged_run_is_shown_and_the_pair_that_it_costs_counted(runs):
     write(runs / "none", "bad", {"seed": 3, "model": {"positions": "none"}}, None)
     (table, gaps), _ = tables_of(runs / "rotary", runs / "none")
     assert [row[3] for row in table.rows].count("diverged") == 1
-    assert "3 paired seeds" in gaps.rows[0][1]
+    assert "3 paired seeds" in gaps.rows[0][1] and gaps.rows[0][2] == 0
+    assert "flatters" not in gaps.caption  # seed 3 has no partner
+    write(runs / "rotary", "good", {"seed": 3}, 2.0)
+    (_, gaps), _ = tables_of(runs / "rotary", runs / "none")
+    assert "3 paired seeds" in gaps.rows[0][1] and gaps.rows[0][2] == 1
+    assert "over the other seeds, which flatters its arm" in gaps.caption
 
 
-def test_runs_of_other_texts_are_not_subtracted(runs):
+def test_runs_of_other_texts_are_not_subtracted_and_the_reason_is_printed(runs):
     other = write(runs, "other", {"optim": {"lr": 1.0}}, 2.0, sha256="cd" * 32)
     tables, parts = tables_of(runs / "rotary", other)
-    assert len(tables) == 1 and "different texts" in parts[-1]
+    assert len(tables) == 1 and isinstance(parts[1], Finding)
+    shown = "The runs saw different texts: their losses cannot be compared."
+    assert shown in printed(runs / "rotary", other)
 
 
-def test_seeds_alone_are_no_comparison(runs):
-    tables, parts = tables_of(runs / "rotary")
-    assert len(tables) == 1 and "seeds alone" in parts[-1]
+def test_one_config_on_two_texts_is_not_said_to_differ_in_seeds_alone(runs):
+    table = {"seed": 0, "model": {"positions": "rotary"}}
+    other = write(runs / "other", "rotary0", table, 2.0, sha256="cd" * 32)
+    text = printed(runs / "rotary", other)
+    assert "different texts" in text and "seeds alone" not in text
+    assert "(cdcdcdcd)" in text and "(abababab)" in text
 
 
-def test_a_name_that_two_tables_have_is_shown_with_its_path(runs):
-    table = {"probe": {"batch": 3}, "data": {"batch": 4}}
-    entries = read_entries([runs / "rotary/rotary0", write(runs, "b", table, 2.0)])
-    assert differing(entries) == ["data.batch", "probe.batch"]
-    assert sections(entries)[0].parts[0].columns[1:3] == ["data.batch", "probe.batch"]
+def test_seeds_alone_are_no_comparison_and_the_reason_is_printed(runs):
+    shown = "The runs differ in their seeds alone: there is nothing to compare."
+    assert shown in printed(runs / "rotary")
+
+
+def test_runs_that_have_not_ended_are_counted_and_named(runs):
+    (runs / "rotary/rotary1/summary.json").unlink()
+    listed = {"runs": ["none0", "none1", "none2", "begun", "never"]}
+    (runs / "none/sweep.json").write_text(json.dumps(listed))
+    begun = write(runs / "none", "begun", {"seed": 7}, 2.0)
+    (begun / "summary.json").unlink()
+    text = " ".join(printed(runs / "rotary", runs / "none").split())
+    assert "Runs not finished 3, left out: rotary/rotary1, none/begun," in text
+    assert "none/never." in text
+    assert "not finished" not in printed(runs / "none/none0", runs / "none/none1")
+
+
+def bases(directory):
+    (_, table), _ = tables_of(directory)
+    return [
+        table.caption.split(":")[0].split("those of ")[1],
+        *(r[0] for r in table.rows),
+    ]
+
+
+def test_arms_are_in_the_order_of_the_sweep_or_else_of_their_settings(tmp_path):
+    ids = {"z": 1e-3, "b": 1e-1, "a": 1e-2}
+    for id, rate in ids.items():
+        write(tmp_path, id, {"optim": {"lr": rate}, "out": f"{id}/runs"}, 2.0)
+    assert bases(tmp_path) == ["lr 0.001", "lr 0.01", "lr 0.1"]
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": ["b", "z", "a"]}))
+    assert bases(tmp_path) == ["lr 0.1", "lr 0.001", "lr 0.01"]
+
+
+def test_no_two_columns_have_the_same_name_and_none_has_no_name(runs):
+    table = {"optim": {"steps": 5, "name": "sgd"}, "probe": {"batch": 3}}
+    (runs_table, _), _ = tables_of(
+        runs / "rotary/rotary0", write(runs, "b", table, 2.0)
+    )
+    columns = runs_table.columns
+    assert len(set(columns)) == len(columns) and "" not in columns
+    assert {"status", "steps", "steps done", "probe.batch", "optim.name"} <= {*columns}
+
+
+def test_a_setting_that_changes_no_number_is_a_column_and_no_arm(runs):
+    for name, table in {
+        "every": {"logging": {"every": 7}},
+        "kept": {"logging": {"checkpoint_every": 7}},
+        "probed": {"probe": {"dead_below": 0.5}},
+    }.items():
+        other = write(runs / name, "0", table | {"seed": 1}, 2.2)
+        (runs_table,), parts = tables_of(runs / "rotary", other)
+        (setting,) = (key for part in table.values() for key in part)
+        assert setting in runs_table.columns
+        assert "seeds alone" in parts[1].text
+
+
+def test_two_runs_of_a_seed_count_as_one_with_their_mean(runs):
+    again = write(runs / "again", "rotary0", {"seed": 0}, 2.2)
+    (table, gaps), _ = tables_of(runs / "rotary", again, runs / "none")
+    assert gaps.rows[0][1].startswith("0.467") and "3 paired" in gaps.rows[0][1]
+    assert "count as one, with their mean" in gaps.caption
+    assert {"rotary/rotary0", "again/rotary0"} <= {row[0] for row in table.rows}
+
+
+def test_runs_whose_directories_end_alike_have_longer_names(runs):
+    places = [runs / x / "run" for x in "ab"]
+    for seed, place in enumerate(places):
+        write(place, "same", {"seed": seed}, 2.0)
+    (table,), _ = tables_of(*places)
+    assert [row[0] for row in table.rows] == ["a/run/same", "b/run/same"]
 
 
 def test_a_run_that_is_named_twice_is_there_once(runs):
-    assert len(read_entries([runs / "rotary", runs / "rotary/rotary1"])) == 3
+    assert len(read_entries([runs / "rotary", runs / "rotary/rotary1"]).ended) == 3
 
 
 def test_runs_stand_by_arm_and_seed_whatever_they_are_called(runs):
     table = {"seed": 3, "model": {"positions": "rotary"}}
     late = write(runs / "late", "0", table, 2.0)
     write(runs / "none", "a", {"seed": 9, "model": {"positions": "none"}}, 2.0)
-    entries = read_entries([runs / "rotary", runs / "none", late])
+    entries = read_entries([runs / "rotary", runs / "none", late]).ended
     assert [entry.settings["seed"] for entry in entries] == [0, 1, 2, 3, 0, 1, 2, 9]
 
 
@@ -117,16 +200,14 @@ def test_a_directory_without_a_run_is_refused(runs):
 
 
 def test_the_tables_fit_a_terminal(runs):
-    out = StringIO()
-    (section,) = sections(read_entries([runs / "rotary", runs / "none"]))
-    print_section(section, Console(file=out, width=80))
-    assert max(map(len, out.getvalue().splitlines())) <= 80
+    lines = printed(runs / "rotary", runs / "none").splitlines()
+    assert max(map(len, lines)) <= 80
 
 
 def test_several_directories_have_one_report(runs):
     path = write_report(runs, runs / "rotary", runs / "none")
     page = path.read_text()
     assert path == runs / "report.html"
-    assert "<h1>rotary, none: does attention" in page
+    assert "<h1>rotary, none</h1>" in page
     assert "positions rotary" in page and "positions none" in page
     assert Config().name not in page.split("</h1>")[0]

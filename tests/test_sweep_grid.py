@@ -1,6 +1,7 @@
 """A sweep runs every point once, keeps what is finished, and survives interruptions."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from experiments.files import read_json, write_json
 from experiments.progress import Silent
 
 LISTS = {"model.d_k": [4, 6], "seed": [0, 1, 2]}
+ARMS = {"model.scale": ["sqrt", "none"]}
 
 
 @pytest.fixture
@@ -104,10 +106,33 @@ def test_a_bad_list_is_refused(lists, message):
 def test_every_point_is_run_once_in_grid_order(config, calls):
     report = module.sweep(config, LISTS, Silent())
     ids = [run_id(point) for point in grid(config, LISTS)]
-    assert calls == ["theory", "coord", *ids]
+    assert calls == ids
     written = read_json(report.parent / "sweep.json")
     assert (written["runs"], written["sweep"]) == (ids, LISTS)
     assert {path.name for path in report.parent.iterdir()} >= set(ids)
+
+
+@pytest.mark.parametrize(
+    ("scales", "about_the_factor"),
+    [
+        (["sqrt", "none"], True),
+        (["inv", "none", "init", "sqrt"], True),
+        (["none"], False),
+        (["sqrt", "inv"], False),
+    ],
+)
+def test_theory_and_coordinate_check_are_parts_of_a_sweep_about_the_factor(
+    config, calls, scales, about_the_factor
+):
+    module.sweep(config, {"model.scale": scales}, Silent())
+    assert len(calls) == len(scales) + 2 * about_the_factor
+    assert (calls[:2] == ["theory", "coord"]) == about_the_factor
+
+
+def test_a_text_that_no_run_reads_is_not_asked_for(config, calls):
+    absent = replace(config, data=replace(config.data, source="absent"))
+    module.sweep(absent, {"data.source": [config.data.source]}, Silent())
+    assert len(calls) == 1
 
 
 def test_a_second_sweep_computes_nothing(config, calls):
@@ -118,7 +143,8 @@ def test_a_second_sweep_computes_nothing(config, calls):
 
 
 def test_an_interrupted_sweep_continues_where_it_stopped(config, calls, monkeypatch):
-    ids = [run_id(point) for point in grid(config, LISTS)]
+    lists = ARMS | LISTS
+    ids = [run_id(point) for point in grid(config, lists)]
     train = module.train
 
     def interrupted(config, *args):
@@ -128,9 +154,9 @@ def test_an_interrupted_sweep_continues_where_it_stopped(config, calls, monkeypa
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module, "train", interrupted)
-        module.sweep(config, LISTS, Silent())
+        module.sweep(config, lists, Silent())
     assert calls == ["theory", "coord", *ids[:3]]
-    module.sweep(config, LISTS, Silent())
+    module.sweep(config, lists, Silent())
     assert calls == ["theory", "coord", *ids]
 
 
@@ -196,15 +222,15 @@ DAMAGE = ("", "{", "{}", "[1]", "null", "\x00", "[" * 100_000)
 @pytest.mark.parametrize("text", DAMAGE, ids=range(len(DAMAGE)))
 @pytest.mark.parametrize("name", ["sweep", "theory", "coord", "summary"])
 def test_a_damaged_file_stops_a_sweep_and_is_named(config, calls, name, text):
-    directory = module.sweep(config, {}, Silent()).parent
-    (path,) = directory.rglob(f"{name}.json")
+    directory = module.sweep(config, ARMS, Silent()).parent
+    path = next(directory.rglob(f"{name}.json"))
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        module.sweep(config, {}, Silent())
+        module.sweep(config, ARMS, Silent())
     assert str(caught.value).startswith(f"{path} is damaged (")
     assert str(caught.value).endswith("; remove it to compute it again")
     path.unlink()
-    module.sweep(config, {}, Silent())
+    module.sweep(config, ARMS, Silent())
     assert path.exists()
 
 
