@@ -114,12 +114,10 @@ def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> float:
         size = np.linalg.norm(y, axis=-1)
         error = np.linalg.norm(x - y, axis=-1)
         scale = size + np.sqrt(np.mean(size**2))
-        # Of a vector that has to be 0 in an array of zeros, any other is infinitely off.
+        # In an array of zeros any other vector is infinitely off, and so is NaN.
         off = np.where(error == 0, 0.0, np.inf)
         np.divide(error, scale, out=off, where=scale > 0)
-        largest = max(
-            largest, float(np.nan_to_num(off, nan=np.inf, posinf=np.inf).max())
-        )
+        largest = max(largest, float(np.where(np.isnan(off), np.inf, off).max()))
     return largest
 
 
