@@ -13,6 +13,7 @@ from experiments.commands import COMMANDS, claim
 from experiments.config import ConfigError
 
 EVERYTHING = "configs/all.toml"
+INTERRUPTED = 130  # exit code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,10 +30,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error:", _sentence(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        again = "starts again" if argv[:1] == ["cost"] else "continues from here"
-        print(f"interrupted; the same command {again}", file=sys.stderr)
-        return 130
+        print(f"interrupted{_again(argv)}", file=sys.stderr)
+        return INTERRUPTED
     return 0
+
+
+def _again(argv: Sequence[str]) -> str:
+    """What the same command does after an interrupt."""
+    command, *_ = [*argv, ""]
+    if command in ("train", "sweep", "all", *NAMES):
+        return "; the same command continues from here"
+    if command in ("theory", "coord", "cost", "decode"):
+        return "; the same command starts again"
+    return ""
 
 
 def _with_config(argv: list[str]) -> list[str]:
@@ -51,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser("python -m experiments", description="Attention experiments.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    parsers = {}
+    parsers: dict[str, argparse.ArgumentParser] = {}
     found = {name: (run, run.__doc__) for name, run in COMMANDS.items()}
     found |= {name: (claim, summary) for name, summary in NAMES.items()}
     for name, (run, summary) in found.items():
@@ -70,12 +80,19 @@ def _parser() -> argparse.ArgumentParser:
             help="settings to change, as in --optim.lr 1e-2; CONFIG --help lists them",
         )
         overrides.required = False  # Python 3.11 takes all that remains as required
+    _add_options(parsers)
+    return parser
+
+
+def _add_options(parsers: dict[str, argparse.ArgumentParser]) -> None:
+    """What commands take besides a CONFIG."""
     for name in ("sample", "verdicts"):
         metavar = "RUN_DIRECTORY" if name == "sample" else "DIRECTORY"
         parsers[name].add_argument("directory", type=Path, metavar=metavar)
-    for name in ("report", "compare"):
+    place = "of runs; the page of one goes into it, that of several is ./report.html"
+    for name, text in (("report", place), ("compare", "of runs")):
         add = parsers[name].add_argument
-        add("directories", type=Path, nargs="+", metavar="DIRECTORY")
+        add("directories", type=Path, nargs="+", metavar="DIRECTORY", help=text)
     add = parsers["train"].add_argument
     add("--watch", action="store_true", help="look at attention as it is trained")
     add("--profile", action="store_true", help="write a trace of some steps")
@@ -94,7 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--top-k", type=int, metavar="K", help="draw from the K most probable ones")
     add("--top-p", type=float, default=1.0, metavar="P", help="from a share of them")
     add("--seed", type=int, default=0, metavar="S", help="of the draws")
-    return parser
 
 
 def _sentence(error: OSError) -> str:
@@ -105,4 +121,9 @@ def _sentence(error: OSError) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == INTERRUPTED:
+        # What XLA still computes would crash if the interpreter were taken down.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -103,10 +103,19 @@ def restore_parameters(directory: Path) -> tuple[Config, CausalLM]:
     # To look for checkpoints makes their directory.
     is_there = (directory / "checkpoints").exists()
     if not is_there or (checkpoints := Checkpoints(directory)).step == 0:
-        raise ConfigError(f"{directory} holds no checkpoint: train the run first")
+        raise ConfigError(f"{directory} holds no checkpoint: {_cure(directory)}")
     state = checkpoints.restore(initial)
     checkpoints.close()
     return config, nnx.merge(graph, state.params)
+
+
+def _cure(directory: Path) -> str:
+    """What to do about a run without a checkpoint."""
+    path = directory / "summary.json"
+    if not path.exists():
+        return "train the run first"
+    reason = read_json(path).get("reason")
+    return f"its training diverged ({reason}); train it with other settings"
 
 
 def _claimed(path: Path) -> tuple[Config, str]:

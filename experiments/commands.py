@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.config import (
+    NOT_PART_OF_A_RUN,
     Config,
     ConfigError,
     Cost,
@@ -46,17 +47,23 @@ def train(args: argparse.Namespace) -> None:
     from experiments.sweep import run, run_directory
 
     directory = run_directory(config)
-    if (watch or profile) and (directory / "summary.json").exists():
-        raise ConfigError(f"{directory} is finished: there is nothing to look at")
+    looks = watch or profile or _looks(args.overrides)
+    if looks and (directory / "summary.json").exists():
+        raise ConfigError(
+            f"{directory} is finished: there is nothing to look at; set another --name "
+            "to train it again"
+        )
     with display(Console(stderr=True)) as progress:
         summary = run(config, corpus, progress)
-    rows = {"run": summary["id"], "status": summary["status"], **summary["metrics"]}
+    rows = {"run": summary["id"], "status": summary["status"]}
+    rows |= {"reason": summary.get("reason"), **summary["metrics"]}
     rows |= {f"{k} table, per byte": x for k, x in summary["baselines"].items()}
     print(
         "corpus: {name}, {bytes:,} bytes, sha256 {sha256}".format(**summary["corpus"])
     )
     _print_line(Console(), f"run in {directory}")
-    _print_table(["losses in nats per token", ""], [[k, v] for k, v in rows.items()])
+    known = [[name, value] for name, value in rows.items() if value is not None]
+    _print_table(["losses in nats per token", ""], known)
 
 
 def sweep(args: argparse.Namespace) -> None:
@@ -125,12 +132,11 @@ def decode(args: argparse.Namespace) -> None:
 
     with display(Console(stderr=True)) as progress:
         results = measure_decode(config, progress, threads, args.command)
-    header = ("filled", "ms", "jax.nn ms", "ratio", "least", "largest", "differs")
-    rows = []
-    for row in results["rows"]:
-        ratios = sorted(1 / x for x in row["ratio"][1:])
-        times = row["ours_ms"], row["ms"], 1 / row["ratio"][0]
-        rows.append([row["filled"], *times, *ratios, row["differs"]])
+    header = ("filled", "ms", "jax.nn ms", "jax.nn / ours", "least", "most", "differs")
+    rows = [
+        [row["filled"], row["ours_ms"], row["ms"], *row["ratio"], row["differs"]]
+        for row in results["rows"]
+    ]
     _print_table(header, rows)
     _print_line(Console(), f"{config.out}/{config.name}/decode.json")
 
@@ -210,16 +216,16 @@ def sample(args: argparse.Namespace) -> None:
     if not (args.directory / "config.json").exists():
         raise ConfigError(f"{args.directory} holds no training run")
     prompts = [x.read_bytes() if isinstance(x, Path) else x for x in args.prompts]
-    from experiments.sample import sample
+    from experiments.draw import Drawing
+    from experiments.sample import EVERY, sample
 
+    top_k = EVERY if args.top_k is None else args.top_k
     with display(Console(stderr=True)) as progress:
         texts = sample(
             args.directory,
             prompts,
+            drawing=Drawing(args.temperature, top_k, args.top_p),
             max_new_tokens=args.tokens,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
             seed=args.seed,
             progress=progress,
         )
@@ -267,6 +273,12 @@ def _flag(args: argparse.Namespace, name: str) -> bool:
     behind = f"--{name}" in args.overrides
     args.overrides = [x for x in args.overrides if x != f"--{name}"]
     return behind or getattr(args, name)
+
+
+def _looks(overrides: Sequence[str]) -> bool:
+    """Whether a setting is given that changes only who looks at a training."""
+    names = {x[2:].split("=")[0].replace("-", "_") for x in overrides}
+    return any(x in names for x in NOT_PART_OF_A_RUN if x.startswith("logging."))
 
 
 def _corpus(config: Config) -> Corpus:

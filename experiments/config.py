@@ -180,8 +180,15 @@ def check_together(config: Config) -> None:
             f"model.d_model = {config.model.d_model} must be even: sinusoidal "
             "positions are pairs of a sine and a cosine"
         )
-    if config.model.log_n and config.data.context < 2:
-        raise ConfigError("model.log_n needs a data.context of 2 or more")
+    if config.data.context < 2:
+        raise ConfigError(
+            "data.context = 1 must be at least 2: one token has nothing to attend to"
+        )
+    if config.logging.profile and config.optim.steps < 2:
+        raise ConfigError(
+            f"logging.profile = {config.logging.profile} traces the steps after the "
+            "first, which compiles, but optim.steps = 1; set it to 2 or more"
+        )
 
 
 def _first_paragraph(box: str) -> str:

@@ -8,12 +8,13 @@ Source: Yang et al. 2022, arXiv:2203.03466, appendix D.1 (coordinate checking).
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.config import Config
+from experiments.config import Config, ConfigError
 from experiments.data import Corpus, batch, split_of
 from experiments.model import logit_scale
 from experiments.probe import probe
@@ -37,6 +38,9 @@ def coordinate_check(
         each step a value for each d_k, the geometric mean over seeds; "slope": for
         each step the least-squares slope of log std against log d_k, None for a
         single d_k.
+
+    Raises:
+        ConfigError: a std is not positive and finite, and so has no logarithm.
     """
     settings = config.coord
     tokenizer, text, _ = split_of(corpus, config.data)
@@ -70,27 +74,34 @@ def coordinate_check(
 
 def _logit_stds(config: Config, text: np.ndarray, vocabulary: int) -> list[float]:
     """The std of the logits after each number of steps."""
-    settings, data = config.coord, config.data
+    settings, data, model = config.coord, config.data, config.model
     graph, state = initialise(config, vocabulary)
-    scale, rate = jnp.float32(logit_scale(config.model)), jnp.float32(settings.lr)
+    scale, rate = jnp.float32(logit_scale(model)), jnp.float32(settings.lr)
     static = static_settings(config.optim)
 
     def tokens(step: int) -> np.ndarray:
         sizes = dict(batch=data.batch, context=data.context)
         return batch(text, seed=config.seed, step=step, **sizes)
 
-    def measure() -> float:
+    def measure(step: int) -> float:
         sample = tokens(2**31 - 1)
         found = probe(
             graph, state.params, scale=scale, tokens=sample, settings=config.probe
         )
-        return found["mean"]["logit_std"]
+        std = found["mean"]["logit_std"]
+        if not 0 < std < math.inf:
+            raise ConfigError(
+                "the std of the logits must be positive and finite, but at coord.lr = "
+                f"{settings.lr:g}, d_k = {model.d_k} and scale = {model.scale!r} it is "
+                f"{std} after {step} steps; lower coord.lr or change the model"
+            )
+        return std
 
-    stds = {0: measure()}
+    stds = {0: measure(0)}
     for step in range(max(settings.steps)):
         state, _ = train_step(graph, static, state, tokens(step), rate, scale)
         if step + 1 in settings.steps:
-            stds[step + 1] = measure()
+            stds[step + 1] = measure(step + 1)
     return [stds[step] for step in settings.steps]
 
 

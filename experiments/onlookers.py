@@ -24,6 +24,9 @@ class Onlookers:
         progress: is told of alarms, and where a trace is.
         measure: the probe, of parameters.
         step: the steps that are done.
+
+    Raises:
+        ConfigError: the tracker cannot be used.
     """
 
     def __init__(
@@ -34,15 +37,20 @@ class Onlookers:
         measure: Callable[[Any], dict[str, Any]],
         step: int,
     ) -> None:
-        settings = config.logging
+        settings, self._last = config.logging, config.optim.steps
         self._progress = progress
         self._tokens = config.data.batch * config.data.context
         self._first = self._done = step
-        self._watch = Watch(directory, settings, measure, step)
+        if settings.watch and step == self._last:
+            progress.note("no look at attention: no step is left")
+        self._watch = Watch(directory, settings, self._last, measure, step)
         # The first step compiles.
-        traced = range(step + 1, step + 1 + settings.profile)
+        traced = range(step + 1, min(step + 1 + settings.profile, self._last))
+        if settings.profile and not traced:
+            progress.note("no trace: of the steps that are left, the first compiles")
         self._trace = Trace(directory, traced, progress.note)
         self._tracker = open_tracker(config, directory, step)
+        self._complete = False
         self._seen: dict[str, float] = {}
         self._looking = 0.0  # seconds
         self._began = time.perf_counter()
@@ -71,18 +79,26 @@ class Onlookers:
             What to show; nothing after most steps.
         """
         self._done = step
+        if step == self._last:
+            self._trace.end(step)
         if watched := self._watch.is_due(step):
-            self._look(step, float(numbers["loss"]), params)
+            self._look(step, numbers["loss"], params)
         if not (due or watched):
             return {}
-        metrics = {name: float(x) for name, x in numbers.items()}
-        self._tracker.log(step, metrics | (self._seen if watched else {}))
+        self._tracker.log(step, {**numbers, **(self._seen if watched else {})})
         return {
-            "loss": metrics["loss"],
-            "bits_per_byte": metrics["bits_per_byte"],
+            "loss": numbers["loss"],
+            "bits_per_byte": numbers["bits_per_byte"],
             "tokens_per_second": (step - self._first) * self._tokens / self.seconds,
             **self._seen,
         }
+
+    def end(self, loss: float, bits_per_byte: float) -> None:
+        """The run is complete, with these results of the validation."""
+        # A batch of training has numbers of the same kind.
+        found = {"validation_loss": loss, "validation_bits_per_byte": bits_per_byte}
+        self._tracker.log(self._done, found)
+        self._complete = True
 
     def _look(self, step: int, loss: float, params: Any) -> None:
         began = time.perf_counter()
@@ -96,4 +112,4 @@ class Onlookers:
 
     def __exit__(self, *_: object) -> None:
         self._trace.end(self._done)
-        self._tracker.close()
+        self._tracker.close(self._complete)

@@ -41,10 +41,10 @@ def probe(
         "heads": for each layer, for each head, a dict of floats:
             row_norm_median, row_norm_rms: of |dL/dS| of a row, times B T, so that it
                 is per predicted byte; dead_share: of rows where it is below
-                `settings.dead_below`;
+                `settings.dead_below`, or not finite;
             entropy: mean entropy of the weights over its largest value, ln n;
             max_probability: mean largest weight; saturated_share: of rows where it is
-                above `settings.saturated_above`;
+                above `settings.saturated_above`, or NaN;
             softmax_derivative: mean of 1 - sum p^2, the trace of the Jacobian dp/dS;
             logit_std: mean over rows of the logits' standard deviation;
             logit_max: the largest absolute logit;
@@ -138,10 +138,11 @@ def _row_measures(
     return {
         "row_norm_median": jnp.median(norm.reshape(-1, norm.shape[-1]), axis=0),
         "row_norm_rms": jnp.sqrt(mean(norm**2)),
-        "dead_share": mean(norm < settings.dead_below),
+        "dead_share": mean((norm < settings.dead_below) | ~jnp.isfinite(norm)),
         "entropy": mean(stats.entropy / jnp.log(keys)),
         "max_probability": mean(stats.max_prob),
-        "saturated_share": mean(stats.max_prob > settings.saturated_above),
+        # Not `>`: a row of NaN is not a healthy one.
+        "saturated_share": mean(~(stats.max_prob <= settings.saturated_above)),
         "softmax_derivative": mean(1 - stats.sum_p2),
         "logit_std": mean(std[:, 1:]),
         "logit_max": jnp.max(largest[:, 1:], axis=(0, 1)),

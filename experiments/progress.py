@@ -83,7 +83,8 @@ class LiveBar:
         self._bar = Bar()
 
     def start(self, description: str, total: int) -> None:
-        """Show a new bar."""
+        """Show a new bar in the place of the last one."""
+        self.close()
         self._bar = Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(),

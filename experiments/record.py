@@ -42,10 +42,10 @@ class Record:
         """Whether a line is written after so many steps."""
         return step % self._log.every == 0 or step == self._last
 
-    def add(self, step: int, state: TrainState, numbers: dict[str, Any]) -> None:
+    def add(self, step: int, state: TrainState, numbers: dict[str, float]) -> None:
         """Keeps a step, and writes a line if it is due."""
         if self.is_due(step):
-            line = {"step": step} | {name: float(x) for name, x in numbers.items()}
+            line = {"step": step} | numbers
             self._lines.write(json.dumps(line) + "\n")
             self._lines.flush()
             self.loss = line["loss"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments import evidence, figures, tables
-from experiments.evidence import Verdict, plus_minus
+from experiments import figures, story, tables
+from experiments.evidence import OUTCOME_RULE, plus_minus
 from experiments.files import write_text
 from experiments.page import (
     Cell,
@@ -60,7 +60,7 @@ def write_report(directory: Path, *runs: Path) -> Path:
     path, title, answer = directory / "report.html", name, _ended(results)
     if results.is_about_the_factor:
         title = f"{name}: does attention need 1/sqrt(d_k)?"
-        answer = _answer(evidence.verdicts(results))
+        answer = _answer(story.verdicts(results))
     write_text(path, html_page(title, answer, sections(results)))
     return path
 
@@ -233,9 +233,9 @@ def training(results: Results) -> list[Part]:
 
 def conclusion(results: Results) -> list[Part]:
     """The verdicts, and why weight gradients may grow while rows die."""
-    found = evidence.verdicts(results)
+    found = story.verdicts(results)
     rows = [(verdict.claim, verdict.outcome) for verdict in found]
-    why = evidence.paradox(results.runs)
+    why = story.paradox(results.runs)
     return [
         Table("In short", ("claim", "outcome"), rows, _answer(found)),
         *(
@@ -245,17 +245,17 @@ def conclusion(results: Results) -> list[Part]:
         *([Finding(PARADOX, why)] if why else []),
         Finding(
             "How to read the outcomes",
-            f"{evidence.OUTCOME_RULE} {evidence.STORY_RULE} {LIMITS}",
+            f"{OUTCOME_RULE} {story.STORY_RULE} {LIMITS}",
         ),
     ]
 
 
-def _answer(found: list[Verdict]) -> str:
+def _answer(found: list[story.Verdict]) -> str:
     outcomes = [verdict.outcome for verdict in found]
     counts = Counter(outcomes).items()
     return (
         "“Without 1/sqrt(d_k) the softmax saturates, gradients vanish and training "
-        f"suffers”: {evidence.combine(outcomes)}. Of its {len(found)} steps: "
+        f"suffers”: {story.combine(outcomes)}. Of its {len(found)} steps: "
         f"{', '.join(f'{count} × {outcome}' for outcome, count in counts)}."
     )
 
@@ -299,5 +299,5 @@ def _after(results: Results) -> list[Part]:
     groups = group(finished, "label", "d_k", "lr", "scale")
     caption = "Columns as in “Attention before training”; lr: learning rate."
     table = tables.measures("Attention after training", groups, "final", caption)
-    told = evidence.typical_rows(results.runs) if results.is_about_the_factor else []
+    told = story.typical_rows(results.runs) if results.is_about_the_factor else []
     return [*told, table]

@@ -25,6 +25,7 @@ from experiments.tokens import of_run
 from jattn.nnx import Decoder
 
 STRIDE = 32  # tokens between looks at how far it is
+EVERY = 2**31 - 1  # top_k that leaves no token out
 
 
 def sample(
@@ -55,11 +56,9 @@ def sample(
 def generate(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
+    drawing: Drawing = Drawing(1.0, EVERY, 1.0),
     *,
     max_new_tokens: int = 256,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
     seed: int = 0,
     stop: int | None = None,
     scale: float | None = None,
@@ -74,10 +73,8 @@ def generate(
     Args:
         model: a causal language model.
         prompts: tokens, at least one each; of any lengths.
+        drawing: how the next token is drawn; by default from all there are.
         max_new_tokens: tokens to add to each.
-        temperature: divides the logits; 0 takes the most probable token.
-        top_k: how many of the most probable tokens are drawn from; None: all.
-        top_p: of these, the fewest that have this share of the probability.
         seed: of the draws.
         stop: a token that is the last of its row.
         scale: factor of the dot products, as in the model's calls.
@@ -91,10 +88,8 @@ def generate(
     Raises:
         ConfigError: an argument is impossible, or the model gives NaN.
     """
-    vocabulary = model.config.vocab_size
-    lengths = _check_prompts(prompts, context, vocabulary)
-    top_k = vocabulary if top_k is None else top_k
-    drawing = Drawing(float(temperature), top_k, float(top_p))
+    lengths = _check_prompts(prompts, context, model.config.vocab_size)
+    temperature, top_k, top_p = drawing
     if max_new_tokens < 1:
         raise ConfigError(f"tokens must be at least 1, but got {max_new_tokens}")
     check(drawing, seed)
@@ -116,7 +111,7 @@ def generate(
         graph,
         params,
         rngs=keys_of(prompts, seed),
-        drawing=drawing,
+        drawing=Drawing(float(temperature), top_k, float(top_p)),
         stop=-1 if stop is None else stop,
         scale=scale,
     )

@@ -23,6 +23,7 @@ from experiments.progress import Prefixed, Progress
 from experiments.report import write_report
 from experiments.results import tell_the_factor
 from experiments.theory import theory_table
+from experiments.trackers import check_tracker
 from experiments.train import train
 
 # Settings that the coordinate check depends on.
@@ -57,6 +58,7 @@ def sweep(
     corpora = {source: load_corpus(source) for source in sources}
     for point in used:
         check_length(corpora[point.data.source], point)
+        check_tracker(point.logging.tracker)
     directory = experiment_directory(config)
     description = _description(config, lists, points) | {"command": command}
     _refuse_another(directory, description["runs"])
@@ -86,7 +88,7 @@ def run(config: Config, corpus: Corpus, progress: Progress) -> dict[str, Any]:
     if summary["corpus"]["sha256"] != corpus.sha256:
         raise ConfigError(f"{directory} holds a run on another text; set another name")
     split_of(corpus, config.data).tokenizer.keep(directory)
-    progress.finish("finished before")
+    progress.finish(f"{summary['status']} before")
     return summary
 
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from experiments import evidence
+from experiments import story
+from experiments.evidence import describe
 from experiments.page import Cell, Table
 from experiments.results import MEASURES, Results, Run, group, loss_by_seed
 
@@ -67,7 +68,7 @@ def losses(results: Results) -> Table:
 
 def gaps(runs: Sequence[Run]) -> list[Table]:
     """The gaps at the best learning rates and at equal ones, if both arms ran."""
-    every, best = evidence.gaps(runs), evidence.best_gaps(runs)
+    every, best = story.gaps(runs), story.best_gaps(runs)
     several = len({run.lr for run in runs}) > 1
     tables = []
     if several and best:
@@ -79,13 +80,13 @@ def gaps(runs: Sequence[Run]) -> list[Table]:
     return tables
 
 
-def _gap_table(title: str, found: Sequence[evidence.Gap], caption: str) -> Table:
+def _gap_table(title: str, found: Sequence[story.Gap], caption: str) -> Table:
     rows = [
         (
             gap.label,
             gap.d_k,
             f"{gap.none[0].lr_text} / {gap.sqrt[0].lr_text}",
-            evidence.describe(gap.interval),
+            describe(gap.interval),
         )
         for gap in found
     ]

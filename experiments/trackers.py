@@ -1,11 +1,15 @@
 """Where the metrics of a training go besides metrics.jsonl."""
 
-from collections.abc import Mapping
+import contextlib
+import re
+import secrets
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from experiments.config import Config, ConfigError, run_id, to_dict
+from experiments.files import write_text
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 
@@ -16,8 +20,20 @@ class Tracker(Protocol):
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """These are the numbers after `step` steps, which never decreases."""
 
-    def close(self) -> None:
-        """There are no more."""
+    def close(self, complete: bool) -> None:
+        """There are no more; whether the run has all its steps and results."""
+
+
+def check_tracker(tracker: str) -> None:
+    """Refuse a tracker that cannot be used.
+
+    Raises:
+        ConfigError: its package is not installed, or nobody is logged in.
+    """
+    package = package_of(tracker)
+    if tracker == "wandb":
+        with _refusing(package):
+            package.login()
 
 
 def package_of(tracker: str) -> Any:
@@ -46,7 +62,7 @@ def open_tracker(config: Config, directory: Path, step: int) -> Tracker:
         step: the steps that are done; what was said of later ones is to be replaced.
 
     Raises:
-        ConfigError: its package is not installed.
+        ConfigError: its package is not installed, or does not start.
     """
     package = package_of(config.logging.tracker)
     if config.logging.tracker == "tensorboard":
@@ -62,7 +78,7 @@ class Nowhere:
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write nothing."""
 
-    def close(self) -> None:
+    def close(self, complete: bool) -> None:
         """Close nothing."""
 
 
@@ -77,7 +93,7 @@ class TensorBoard:
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def close(self, complete: bool) -> None:
         """Write what is left."""
         self._writer.close()
 
@@ -86,22 +102,42 @@ class WeightsAndBiases:
     """A run of the project that is called like the experiment.
 
     The service keeps the id of a run and ignores steps that it has, so an interrupted
-    run goes on where it was.
+    run goes on where it was. The id lives as long as the directory: what is trained
+    again in a new one is a new run.
     """
 
     def __init__(self, package: Any, config: Config, directory: Path) -> None:
-        self._run = package.init(
-            project=config.name,
-            id=run_id(config),
-            config=to_dict(config),
-            dir=str(directory),
-            resume="allow",
-        )
+        path = directory / "wandb_id.txt"
+        if not path.exists():
+            write_text(path, f"{run_id(config)}-{secrets.token_hex(4)}\n")
+        with _refusing(package):
+            self._run = package.init(
+                project=config.name,
+                id=path.read_text(encoding="utf-8").strip(),
+                config=to_dict(config),
+                dir=str(directory),
+                resume="allow",
+            )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send the numbers."""
         self._run.log(dict(numbers), step=step)
+        # Which has them even if the service had this step before.
+        self._run.summary.update(dict(numbers))
 
-    def close(self) -> None:
-        """Send what is left."""
-        self._run.finish()
+    def close(self, complete: bool) -> None:
+        """Send what is left; a run that is not complete has failed."""
+        self._run.finish(exit_code=0 if complete else 1)
+
+
+@contextlib.contextmanager
+def _refusing(package: Any) -> Iterator[None]:
+    """Makes an error of W&B one sentence."""
+    try:
+        yield
+    except package.Error as error:
+        first = re.split(r"\.\s|\.?$|\n", str(error).strip(), maxsplit=1)[0]
+        raise ConfigError(
+            f"logging.tracker = 'wandb': {first}; log in by `wandb login`, or set "
+            "WANDB_MODE=offline"
+        ) from None

@@ -9,16 +9,17 @@ import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments.checkpoint import claim
-from experiments.config import Config, run_id, to_dict
+from experiments.config import Config, check_together, run_id, to_dict
 from experiments.data import (
     Corpus,
+    Split,
     batch,
     check_length,
     evaluation_batches,
@@ -33,7 +34,6 @@ from experiments.probe import probe
 from experiments.progress import Progress
 from experiments.record import Record
 from experiments.step import (
-    TrainState,
     evaluate,
     initialise,
     learning_rates,
@@ -41,7 +41,8 @@ from experiments.step import (
     train_step,
 )
 from experiments.tokens import Text
-from experiments.trackers import package_of
+from experiments.trackers import check_tracker
+from experiments.watch import not_finite
 
 
 def train(
@@ -63,96 +64,171 @@ def train(
 
     Raises:
         ConfigError: another process is training in the directory, it holds another
-            run, or a damaged one, the text is too short, or a package is missing.
+            run, or a damaged one, the text is too short, a tracker cannot be used, or
+            there is no step to trace.
         KeyboardInterrupt: passed on, after a checkpoint was written.
     """
     check_length(corpus, config)
-    package_of(config.logging.tracker)
+    check_together(config)
+    check_tracker(config.logging.tracker)
     with hold(directory):
         claim(directory, config, corpus)
         split_of(corpus, config.data).tokenizer.keep(directory)
         return _train(config, corpus, directory, progress)
 
 
-class _End(NamedTuple):
-    """How the steps ended.
-
-    Attributes:
-        step: how many were done.
-        state: after them.
-        loss: on the last logged batch, None if there was none.
-        reason: why there are no more if there should be.
-    """
-
-    step: int
-    state: TrainState
-    loss: float | None
-    reason: str | None = None
+class _Diverged(Exception):
+    """A number is not finite: which, and when."""
 
 
 def _train(
     config: Config, corpus: Corpus, directory: Path, progress: Progress
 ) -> dict[str, Any]:
-    data, parts = config.data, split_of(corpus, config.data)
-    graph, initial = initialise(config, parts.tokenizer.vocabulary)
-    windows, ends = (
+    split = split_of(corpus, config.data)
+    graph, initial = initialise(config, split.tokenizer.vocabulary)
+    windows, ends = _held_out(config, split)
+    measure = functools.partial(
+        probe,
+        graph,
+        scale=jnp.float32(logit_scale(config.model)),
+        tokens=windows.reshape(-1, windows.shape[-1])[: config.probe.batch],
+        settings=config.probe,
+    )
+    progress.start("train", config.optim.steps)
+    summary = _summary(config, corpus, split, ends, initial.params)
+    summary["probe"]["initial"] = measure(initial.params)
+    with (
+        Record(directory, config, initial) as record,
+        Onlookers(config, directory, progress, measure, record.step) as onlookers,
+    ):
+        try:
+            _run_steps(config, split.train, graph, record, onlookers, progress)
+            loss = _validation_loss(config, windows, graph, record)
+            summary["probe"]["final"] = _final_probe(measure, record)
+        except _Diverged as error:
+            summary |= {"status": "diverged", "reason": str(error)}
+            progress.finish(str(error))
+        else:
+            bits = _bits_per_byte(loss, ends)
+            found = {"validation_loss": loss, "bits_per_byte": bits}
+            summary["metrics"] |= {"train_loss": record.loss} | found
+            onlookers.end(loss, bits)
+            progress.finish(
+                f"validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte"
+            )
+        summary["metrics"]["step"] = record.step
+        write_json(directory / "summary.json", summary)
+    return summary
+
+
+def _held_out(config: Config, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Windows of tokens to validate on, and where these end in the text."""
+    tokens, ends = (
         evaluation_batches(
             part,
             tokens_wanted=config.evaluation.tokens,
-            batch=data.batch,
-            context=data.context,
+            batch=config.data.batch,
+            context=config.data.context,
         )
-        for part in parts.validation
+        for part in split.validation
     )
-    scale = jnp.float32(logit_scale(config.model))
-    probed = windows.reshape(-1, data.context + 1)[: config.probe.batch]
-    measure = functools.partial(
-        probe, graph, scale=scale, tokens=probed, settings=config.probe
-    )
+    return tokens, ends
 
-    step, state, train_loss, reason = _run_steps(
-        config, parts.train, directory, progress, graph, initial, measure
-    )
-    summary: dict[str, Any] = {
+
+def _summary(
+    config: Config, corpus: Corpus, split: Split, ends: np.ndarray, params: Any
+) -> dict[str, Any]:
+    """What summary.json holds, as far as it is known before training."""
+    return {
         "id": run_id(config),
         "config": to_dict(config),
-        "status": "finished" if reason is None else "diverged",
+        "status": "finished",
         "metrics": {
-            "step": step,
+            "step": 0,
             "train_loss": None,
             "validation_loss": None,
             "bits_per_byte": None,
             "bytes_per_token": float(_bytes_per_token(ends)),
-            "parameters": sum(x.size for x in jax.tree.leaves(state.params)),
+            "vocabulary": split.tokenizer.vocabulary,
+            "parameters": sum(x.size for x in jax.tree.leaves(params)),
         },
         "corpus": {
             "name": corpus.name,
             "bytes": len(corpus.data),
             "sha256": corpus.sha256,
         },
-        "baselines": ngram_losses(*corpus.split(data.validation_fraction)),
-        "probe": {"initial": measure(initial.params), "final": None},
+        "baselines": ngram_losses(*corpus.split(config.data.validation_fraction)),
+        "probe": {"initial": None, "final": None},
     }
-    if reason is None:
-        # As large as the parts of which training keeps one at a time.
-        size = data.batch // config.optim.accumulate
-        cut = windows.reshape(-1, size, data.context + 1)
-        loss = evaluate(graph, state.params, scale, cut)
-        bits = _bits_per_byte(loss, ends)
-        summary["metrics"] |= {
-            "train_loss": train_loss,
-            "validation_loss": loss,
-            "bits_per_byte": bits,
-        }
-        summary["probe"]["final"] = measure(state.params)
-        progress.finish(
-            f"validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte"
+
+
+def _run_steps(
+    config: Config,
+    text: Text,
+    graph: Any,
+    record: Record,
+    onlookers: Onlookers,
+    progress: Progress,
+) -> None:
+    """All steps from the newest checkpoint on.
+
+    Raises:
+        _Diverged: a number of a step is not finite.
+    """
+    optim, data = config.optim, config.data
+    rates, scale = learning_rates(optim), jnp.float32(logit_scale(config.model))
+    static = static_settings(optim)
+    sizes = dict(seed=config.seed, batch=data.batch, context=data.context)
+    for step in range(record.step, optim.steps):
+        onlookers.before(step)
+        tokens, ends = (batch(part, step=step, **sizes) for part in text)
+        state, found = train_step(
+            graph, static, record.state, tokens, rates[step], scale
         )
-    else:
-        summary["reason"] = reason
-        progress.finish(reason)
-    write_json(directory / "summary.json", summary)
-    return summary
+        numbers = {name: float(x) for name, x in jax.device_get(found).items()}
+        for name in ("loss", "learning_rate", "gradient_norm"):
+            if not math.isfinite(value := numbers[name]):
+                what = name.replace("_", " ")
+                raise _Diverged(f"{what} is {value} at step {step + 1}")
+        numbers["bits_per_byte"] = _bits_per_byte(numbers["loss"], ends)
+        due = record.is_due(step + 1)
+        # First: what was seen of a step that is lost is seen again.
+        shown = onlookers.after(step + 1, state.params, numbers, due)
+        record.add(step + 1, state, numbers)
+        if shown:
+            progress.update(step + 1, **shown)
+
+
+def _validation_loss(
+    config: Config, windows: np.ndarray, graph: Any, record: Record
+) -> float:
+    """In nats per token.
+
+    Raises:
+        _Diverged: it is not finite, by the last update.
+    """
+    # As large as the parts of which training keeps one at a time.
+    size = config.data.batch // config.optim.accumulate
+    cut = windows.reshape(-1, size, windows.shape[-1])
+    scale = jnp.float32(logit_scale(config.model))
+    loss = evaluate(graph, record.state.params, scale, cut)
+    if not math.isfinite(loss):
+        raise _Diverged(f"validation loss is {loss} after step {record.step}")
+    return loss
+
+
+def _final_probe(
+    measure: Callable[[Any], dict[str, Any]], record: Record
+) -> dict[str, Any]:
+    """What the probe sees after the last step.
+
+    Raises:
+        _Diverged: something that is not finite.
+    """
+    measured = measure(record.state.params)
+    if broken := next(not_finite(measured["heads"]), None):
+        raise _Diverged(f"{broken.text} after step {record.step}")
+    return measured
 
 
 def _bytes_per_token(ends: np.ndarray) -> float:
@@ -163,43 +239,3 @@ def _bytes_per_token(ends: np.ndarray) -> float:
 def _bits_per_byte(loss: float, ends: np.ndarray) -> float:
     """The mean loss of these targets, in nats per token, in other units."""
     return float(loss / _bytes_per_token(ends) / math.log(2))
-
-
-def _run_steps(
-    config: Config,
-    text: Text,
-    directory: Path,
-    progress: Progress,
-    graph: Any,
-    initial: TrainState,
-    measure: Callable[[Any], dict[str, Any]],
-) -> _End:
-    """All steps from the newest checkpoint on."""
-    optim, data = config.optim, config.data
-    rates, scale = learning_rates(optim), jnp.float32(logit_scale(config.model))
-    static = static_settings(optim)
-    sizes = dict(seed=config.seed, batch=data.batch, context=data.context)
-    progress.start("train", optim.steps)
-    with Record(directory, config, initial) as record:
-        first = record.step
-        with Onlookers(config, directory, progress, measure, first) as onlookers:
-            for step in range(first, optim.steps):
-                onlookers.before(step)
-                tokens, ends = (batch(part, step=step, **sizes) for part in text)
-                state, numbers = train_step(
-                    graph, static, record.state, tokens, rates[step], scale
-                )
-                loss = float(numbers["loss"])
-                if not math.isfinite(loss):
-                    reason = f"loss is {loss} at step {step + 1}"
-                    return _End(step, record.state, record.loss, reason)
-                numbers["bits_per_byte"] = _bits_per_byte(loss, ends)
-                due = record.is_due(step + 1)
-                # First: what was seen of a step that is lost is seen again.
-                shown = onlookers.after(step + 1, state.params, numbers, due)
-                record.add(step + 1, state, numbers)
-                if shown:
-                    progress.update(step + 1, **shown)
-            timing = {"seconds": onlookers.seconds, "steps": record.step - first}
-        write_json(directory / "timing.json", timing)
-        return _End(record.step, record.state, record.loss)

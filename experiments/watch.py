@@ -4,12 +4,16 @@ Nothing here changes a training: it reads the parameters between two steps.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.config import Logging
 from experiments.files import read_lines, write_text
+from experiments.results import MEASURES
 
 Heads = list[list[dict[str, float]]]
 """For each layer, for each head, the measures of the probe."""
@@ -31,28 +35,43 @@ class Alarm(NamedTuple):
     text: str
 
 
+def not_finite(heads: Heads) -> Iterator[Alarm]:
+    """The heads with a measure that is NaN or infinite, and the first such measure."""
+    for layer, row in enumerate(heads):
+        for head, measures in enumerate(row):
+            for name, value in measures.items():
+                if not math.isfinite(value):
+                    text = f"layer {layer}, head {head}: {MEASURES[name]} is not finite"
+                    yield Alarm(layer, head, name, text)
+                    break
+
+
 def alarms(heads: Heads, settings: Logging) -> Iterator[Alarm]:
-    """The heads that attend to hardly more than one key, or whose logits are huge."""
+    """The heads that are not finite, see hardly a second key, or have huge logits."""
+    yield from not_finite(heads)
     low, high = settings.alarm_entropy, settings.alarm_logit
     for layer, row in enumerate(heads):
         for head, measures in enumerate(row):
             where = f"layer {layer}, head {head}"
-            # Not `<`: a measure that is NaN is out of bounds, too.
-            if low and not (entropy := measures["entropy"]) >= low:
+            if (entropy := measures["entropy"]) < low:
                 text = f"{where}: entropy / ln n is {entropy:.3g}, below {low:g}"
                 yield Alarm(layer, head, "entropy", text)
-            if high and not (logit := measures["logit_max"]) <= high:
+            if high and high < (logit := measures["logit_max"]) < math.inf:
                 text = f"{where}: the largest logit is {logit:.3g}, above {high:g}"
                 yield Alarm(layer, head, "logit_max", text)
 
 
 def worst(heads: Heads) -> dict[str, float]:
     """One number of each kind for a line: of the worst head, or the mean of all."""
-    every = [measures for row in heads for measures in row]
+
+    def of_all(name: str) -> list[float]:
+        return [measures[name] for row in heads for measures in row]
+
+    # Of numpy: where one is NaN, so is the worst.
     return {
-        "lowest_entropy": min(measures["entropy"] for measures in every),
-        "largest_logit": max(measures["logit_max"] for measures in every),
-        "dead_share": sum(measures["dead_share"] for measures in every) / len(every),
+        "lowest_entropy": float(np.min(of_all("entropy"))),
+        "largest_logit": float(np.max(of_all("logit_max"))),
+        "dead_share": float(np.mean(of_all("dead_share"))),
     }
 
 
@@ -62,6 +81,7 @@ class Watch:
     Args:
         directory: of the run.
         settings: how often, and what is alarming.
+        last: the last step, after which it looks, too.
         measure: the probe, of parameters.
         step: the steps that are done: later lines are of a run that was interrupted,
             and will be written again.
@@ -71,20 +91,23 @@ class Watch:
         self,
         directory: Path,
         settings: Logging,
+        last: int,
         measure: Callable[[Any], dict[str, Any]],
         step: int,
     ) -> None:
         self._path = directory / "watch.jsonl"
         self._settings = settings
+        self._last = last
         self._measure = measure
         self._known: set[tuple[int, int, str]] = set()
         if self._path.exists():
             kept = [x for x in read_lines(self._path) if x["step"] <= step]
-            write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+            write_text(self._path, "".join(map(_line, kept)))
 
     def is_due(self, step: int) -> bool:
         """Whether to look after so many steps."""
-        return self._settings.watch > 0 and step % self._settings.watch == 0
+        every = self._settings.watch
+        return every > 0 and (step % every == 0 or step == self._last)
 
     def look(
         self, step: int, loss: float, params: Any
@@ -99,7 +122,13 @@ class Watch:
         found = list(alarms(measured["heads"], self._settings))
         line = {"step": step, "loss": loss, "alarms": [x.text for x in found]}
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | measured) + "\n")
+            file.write(_line(line | measured))
         new = [x.text for x in found if x[:3] not in self._known]
         self._known = {x[:3] for x in found}
         return worst(measured["heads"]), new
+
+
+def _line(table: dict[str, Any]) -> str:
+    """As JSON, which has no word for NaN and infinity but null."""
+    finite = json.loads(json.dumps(table), parse_constant=lambda _: None)
+    return json.dumps(finite) + "\n"

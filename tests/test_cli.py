@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 from rich.console import Console
@@ -85,6 +86,7 @@ def test_a_bad_config_is_refused(here, capsys, text, message):
         ("theory swept.toml --out empty.txt/x", "empty.txt/x/run: Not a directory"),
         ("sweep long.toml --out empty.txt", "empty.txt/run: Not a directory"),
         ("train long.toml --out empty.txt", "empty.txt/run/"),
+        ("train long.toml --optim.steps 1 --profile", "traces the steps after the"),
         ("dance", "invalid choice: 'dance'"),
         ("", "required: COMMAND"),
     ],
@@ -123,11 +125,22 @@ def test_a_training_may_be_watched_and_profiled(
     assert [(x.watch, x.profile) for x in got] == [(watch, profile)]
 
 
-def test_a_finished_training_cannot_be_watched(here, capsys):
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--watch",),
+        ("--profile",),
+        ("--logging.watch", "2"),
+        ("--logging.profile=2",),
+        ("--logging.alarm-entropy", "0.3"),
+        ("--logging.tracker", "tensorboard"),
+    ],
+)
+def test_a_finished_training_cannot_be_watched(here, capsys, option):
     finished = here / "runs/run" / run_id(load("long.toml")[0]) / "summary.json"
     finished.parent.mkdir(parents=True)
     finished.touch()
-    line = refusal(here, capsys, "train", "long.toml", "--watch")
+    line = refusal(here, capsys, "train", "long.toml", *option)
     assert "is finished: there is nothing to look at" in line
 
 
@@ -149,6 +162,36 @@ def test_what_the_system_refuses_is_one_line(here, capsys, monkeypatch, error, m
 
     monkeypatch.setattr("experiments.commands.load", refuse)
     assert message in refusal(here, capsys, "train", "long.toml")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train", "interrupted; the same command continues from here"),
+        ("recall", "interrupted; the same command continues from here"),
+        ("coord", "interrupted; the same command starts again"),
+        ("compare", "interrupted"),
+    ],
+)
+def test_an_interrupt_says_what_the_same_command_does(
+    here, capsys, monkeypatch, command, message
+):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.commands.load", interrupt)
+    monkeypatch.setattr("experiments.commands.Console", interrupt)
+    assert main([command, "long.toml"]) == 130
+    assert capsys.readouterr().err == f"{message}\n"
+
+
+def test_a_coordinate_check_that_explodes_is_one_line_with_the_cure(here, capsys):
+    tiny = "--model.layers 1 --model.d-model 8 --data.batch 2 --coord.d-k 2"
+    args = ["coord", "long.toml", "--coord.lr", "1e30", *tiny.split()]
+    assert main(args) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: the std of the logits must be positive and finite")
+    assert "lower coord.lr" in line and not list(here.rglob("coord.json"))
 
 
 def test_a_damaged_file_is_one_line(here, capsys):
@@ -173,6 +216,12 @@ def test_help_lists_the_commands_with_one_line_each(capsys, monkeypatch):
     listed = re.findall(r"^    (\w+)\s+[A-Z].*\.$", capsys.readouterr().out, re.M)
     assert stop.value.code == 0
     assert tuple(listed) == COMMANDS
+
+
+def test_help_says_where_the_report_of_several_runs_is(capsys):
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    assert "./report.html" in capsys.readouterr().out
 
 
 def test_help_of_a_config_lists_every_setting(here, capsys):
@@ -211,6 +260,20 @@ def test_on_a_terminal_the_bar_leaves_only_the_message():
     assert "loss 2.346" in out.getvalue()
     assert out.getvalue().endswith("1/2  done\n")
     assert "\x1b[?25h" in out.getvalue()  # the cursor is back
+
+
+def test_two_tasks_in_a_row_leave_no_bar_behind():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+    before = set(threading.enumerate())
+    with display(console) as progress:
+        progress.start("first", total=2)
+        progress.start("second", total=2)
+        progress.finish("done")
+    for bar in set(threading.enumerate()) - before:
+        bar.join(timeout=5)
+        assert not bar.is_alive()
+    assert out.getvalue().endswith("done\n")
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -102,6 +102,12 @@ def test_a_whole_number_is_a_number():
     ("table", "message"),
     [
         ({"model": {"d_k": 15}}, "model.d_k = 15 must be even"),
+        ({"data": {"context": 1}}, "data.context = 1 must be at least 2"),
+        (
+            {"logging": {"profile": 3}, "optim": {"steps": 1}},
+            "logging.profile = 3 traces the steps after the first, which compiles, but "
+            "optim.steps = 1; set it to 2 or more",
+        ),
         ({"coord": {"d_k": [16, 3]}}, "coord.d_k[1] = 3 must be even"),
         ({"model": {"layers": 0}}, "model.layers = 0 must be at least 1"),
         ({"optim": {"lr": -1e-3}}, "optim.lr = -0.001 must be positive"),

@@ -1,16 +1,14 @@
 """Models of one width: their sizes, what is refused, and that they are shared."""
 
 import json
-from pathlib import Path
 
 import jax
 import pytest
 from flax import nnx
 
 from experiments.__main__ import main
-from experiments.claims.one_width import OneWidth, config_of, train
+from experiments.claims.one_width import OneWidth, config_of
 from experiments.claims.run import answers_of
-from experiments.config import ConfigError
 from experiments.evidence import HOLDS, OPEN, PART
 from experiments.model import causal_lm
 
@@ -26,19 +24,6 @@ def test_models_of_any_number_of_heads_have_as_many_parameters():
         leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
         sizes.add(sum(x.size for x in leaves))
     assert len(sizes) == 1
-
-
-class Diverging:
-    """A store whose second model diverges."""
-
-    def train(self, config):
-        status = "finished" if config.seed == 5 else "diverged"
-        return {"status": status, "reason": "loss is nan"}, Path()
-
-
-def test_a_model_that_diverged_is_no_model():
-    with pytest.raises(ConfigError, match=r"2 heads diverged \(loss is nan\); lower"):
-        train(MODELS, 2, Diverging())
 
 
 @pytest.mark.slow

@@ -152,3 +152,12 @@ def test_a_shift_of_0_changes_nothing_and_any_other_reaches_the_heads_of_its_lay
         shifted(model, tokens, scale=0.7, shifts=one)[0], want, atol=1e-3
     )
     assert (changed.any(axis=(0, 2)) == (np.arange(7) == 3)).all()
+
+
+def test_rows_that_are_not_finite_are_dead_and_saturated():
+    graph, params = nnx.split(causal_lm(SIZES, rngs=nnx.Rngs(0)), nnx.Param)
+    params = jax.tree.map(lambda x: x * np.nan, params)
+    got = probe(graph, params, scale=jnp.float32(1), tokens=TOKENS, settings=SETTINGS)
+    for head in sum(got["heads"], []):
+        assert head["dead_share"] == head["saturated_share"] == 1
+        assert np.isnan(head["entropy"]) and np.isnan(head["logit_max"])

@@ -11,7 +11,7 @@ from experiments.config import ConfigError, Model
 from experiments.draw import Drawing, draw, keys_of
 from experiments.model import causal_lm
 from experiments.progress import Silent
-from experiments.sample import STRIDE, generate
+from experiments.sample import EVERY, STRIDE, generate
 from jattn.nnx import Decoder, TransformerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
@@ -20,6 +20,7 @@ CONTEXT = 11
 PROMPTS = [b"ab", b"the quick", b"x"]
 TOKENS = STRIDE + 5  # the second stride is not a whole one
 SCALE = 0.7
+GREEDY = Drawing(0, EVERY, 1.0)
 
 
 def make():
@@ -81,7 +82,7 @@ class Listening(Silent):
 
 
 def test_a_greedy_text_is_the_argmax_of_the_forward_pass_beyond_the_context():
-    texts = continued(temperature=0)
+    texts = continued(drawing=GREEDY)
     for text, logits in zip(texts, logits_of(texts), strict=True):
         second, first = np.sort(logits, -1)[:, -2:].T
         assert (first - second).min() > 1e-4  # nothing is decided by rounding
@@ -92,7 +93,7 @@ def test_a_greedy_text_is_the_argmax_of_the_forward_pass_beyond_the_context():
 
 def test_every_token_is_drawn_by_its_own_key():
     drawing = Drawing(1.3, 40, 0.9)
-    texts = continued(**drawing._asdict(), seed=3)
+    texts = continued(drawing=drawing, seed=3)
     rngs = keys_of(PROMPTS, 3)
     for text, rng, logits in zip(texts, rngs, logits_of(texts), strict=True):
         assert text == draw_each(rng, logits, drawing).tolist()
@@ -113,9 +114,9 @@ def test_a_row_ends_with_its_stop_and_the_others_go_on():
     want = [x[: x.index(stop) + 1] if stop in x else x for x in texts]
     assert len(want[0]) <= STRIDE and max(map(len, want)) == TOKENS
     assert continued(seed=3, stop=stop) == want
-    first = continued([b"the quick"] * 3, temperature=0)[0][0]
+    first = continued([b"the quick"] * 3, drawing=GREEDY)[0][0]
     listening = Listening()
-    options = dict(temperature=0, stop=first, progress=listening)
+    options = dict(drawing=GREEDY, stop=first, progress=listening)
     assert continued([b"the quick"] * 3, **options) == [[first]] * 3
     assert listening.told == [TOKENS, STRIDE, "3"]  # and no second stride
 
@@ -128,9 +129,9 @@ def test_progress_counts_steps_and_the_tokens_of_all_rows():
 
 @pytest.mark.slow
 def test_without_a_context_a_token_may_attend_to_all():
-    texts = continued(context=None, temperature=0)
+    texts = continued(context=None, drawing=GREEDY)
     want = [x.argmax(-1).tolist() for x in logits_of(texts, 1000)]
-    assert texts == want != continued(temperature=0)
+    assert texts == want != continued(drawing=GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +143,7 @@ def test_without_a_context_a_token_may_attend_to_all():
         ([[256]], {}, "has a token that is not below 256"),
         ([[-1]], {}, "has a token that is not below 256"),
         ([b"x"], {"max_new_tokens": 0}, "tokens must be at least 1, but got 0"),
-        ([b"x"], {"temperature": -1.0}, "temperature must be 0 or more, but got -1.0"),
-        ([b"x"], {"temperature": float("nan")}, "temperature must be 0 or more"),
-        ([b"x"], {"top_k": 0}, "top_k must be at least 1, but got 0"),
-        ([b"x"], {"top_p": 0.0}, "top_p must be above 0 and at most 1, but got 0.0"),
-        ([b"x"], {"top_p": 1.1}, "top_p must be above 0 and at most 1, but got 1.1"),
+        ([b"x"], {"drawing": GREEDY._replace(top_k=0)}, "top_k must be at least 1"),
         ([b"x"], {"seed": -1}, r"seed must be from 0 to 2\*\*31 - 1, but got -1"),
     ],
 )

@@ -113,8 +113,8 @@ def test_rates_that_do_not_ascend_are_refused():
             CLAIM.measure(ScaleVariants(sgd=rates), None)
 
 
-def test_a_context_without_a_logarithm_is_refused_before_anything_is_trained():
-    with pytest.raises(ConfigError, match="log_n needs a data.context of 2 or more"):
+def test_a_context_of_one_token_is_refused_before_anything_is_trained():
+    with pytest.raises(ConfigError, match="data.context = 1 must be at least 2"):
         CLAIM.measure(ScaleVariants(models=OnText(context=1)), None)
 
 

@@ -166,7 +166,7 @@ def test_warm_up_begins_above_0_reaches_the_peak_and_the_cosine_ends_above_0():
             {"model": {"positions": "sinusoidal", "d_model": 9}},
             "model.d_model = 9 must be even",
         ),
-        ({"model": {"log_n": True}, "data": {"context": 1}}, "context of 2 or more"),
+        ({"data": {"context": 1}}, "data.context = 1 must be at least 2"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_refused(table, message):

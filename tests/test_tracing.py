@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from experiments import onlookers
-from experiments.config import Config, Logging
+from experiments.config import Config, Logging, Optim
 from experiments.progress import Silent
 from experiments.tracing import Trace
 
@@ -62,6 +62,40 @@ def test_the_first_step_which_compiles_is_not_traced(monkeypatch, tmp_path):
     config = Config(logging=Logging(profile=3))
     onlookers.Onlookers(config, tmp_path, Silent(), None, 7)
     assert asked == [range(8, 11)]
+
+
+class Noting(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, message):
+        self.notes.append(message)
+
+
+def test_where_no_step_is_left_to_trace_or_to_look_at_it_is_said(profiler, tmp_path):
+    config = Config(logging=Logging(profile=3), optim=Optim(steps=8))
+    with onlookers.Onlookers(config, tmp_path, noting := Noting(), None, 7) as looking:
+        looking.before(7)
+    assert profiler == []
+    watched = Config(logging=Logging(watch=3), optim=Optim(steps=8))
+    onlookers.Onlookers(watched, tmp_path, noting, None, 8)
+    assert noting.notes.pop() == "no look at attention: no step is left"
+    assert noting.notes == ["no trace: of the steps that are left, the first compiles"]
+
+
+def test_a_trace_ends_with_the_last_step_and_holds_no_evaluation(profiler, tmp_path):
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace/perfetto_trace.json.gz").touch()
+    config = Config(logging=Logging(profile=9), optim=Optim(steps=2))
+    numbers = {"loss": 1.0, "bits_per_byte": 1.0}
+    with onlookers.Onlookers(config, tmp_path, noting := Noting(), None, 0) as looking:
+        for step in range(2):
+            looking.before(step)
+            looking.after(step + 1, None, numbers, True)
+        assert profiler[-1] == "stop"
+    assert noting.notes[0].startswith("trace of steps 2 to 2, ")
 
 
 @pytest.mark.slow

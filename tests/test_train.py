@@ -43,6 +43,7 @@ from experiments.step import (
     token_losses,
     train_step,
 )
+from experiments.sweep import run, sweep
 from experiments.train import train
 
 CONFIG = Config(
@@ -140,6 +141,7 @@ def test_training_lowers_the_loss_and_writes_what_it_promises(finished):
     bits = summary["metrics"]["validation_loss"] / np.log(2)
     assert summary["metrics"]["bits_per_byte"] == pytest.approx(bits)
     assert summary["metrics"]["bytes_per_token"] == 1
+    assert summary["metrics"]["vocabulary"] == 256
 
 
 def test_bits_per_byte_are_the_loss_over_the_bytes_that_the_targets_stand_for():
@@ -159,14 +161,14 @@ def test_a_model_of_learned_tokens_is_trained_measured_and_sampled(corpus, tmp_p
         train(config, corpus, tmp_path, Interrupting(6))
     summary = train(config, corpus, tmp_path, Silent())
     metrics = summary["metrics"]
-    assert metrics["bytes_per_token"] > 1.3
+    assert metrics["bytes_per_token"] > 1.3 and metrics["vocabulary"] == 270
     nats = metrics["bits_per_byte"] * np.log(2) * metrics["bytes_per_token"]
     assert metrics["validation_loss"] == pytest.approx(nats)
     line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["bits_per_byte"] < line["loss"] / np.log(2)
     assert summary["baselines"] == train_baselines(corpus)
     assert restore_parameters(tmp_path)[1].config.vocab_size == 270
-    (text,) = sample(tmp_path, [b"the quick"], max_new_tokens=3, temperature=0)
+    (text,) = sample(tmp_path, [b"the quick"], max_new_tokens=3)
     assert len(text) >= 3
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "summary.json").unlink()
@@ -212,10 +214,10 @@ def test_a_run_that_is_watched_and_tracked_is_bitwise_the_same(
         """Keeps what is logged."""
 
         def log(self, step, numbers):
-            self[step] = numbers
+            self[step] = self.get(step, {}) | numbers
 
-        def close(self):
-            self.closed = True
+        def close(self, complete):
+            self.complete = complete
 
     tracker, progress = Tracker(), Noting()
     monkeypatch.setattr(onlookers, "open_tracker", lambda *_: tracker)
@@ -227,13 +229,19 @@ def test_a_run_that_is_watched_and_tracked_is_bitwise_the_same(
     metrics = (tmp_path / "metrics.jsonl").read_bytes()
     assert metrics == (directory / "metrics.jsonl").read_bytes()
     lines = [json.loads(x) for x in (tmp_path / "watch.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [3, 6, 9]
+    assert [line["step"] for line in lines] == [3, 6, 9, 10]
     assert [len(layer) for layer in lines[0]["heads"]] == [2]
     assert progress.notes[0].startswith("step 3: layer 0, head 0: entropy / ln n is ")
     assert list(progress.shown) == list(tracker) == [2, 3, 4, 6, 8, 9, 10]
     assert {"loss", "tokens_per_second", "lowest_entropy"} < set(progress.shown[10])
-    assert {"loss", "learning_rate", "dead_share"} < set(tracker[9]) and tracker.closed
-    assert "dead_share" not in tracker[10]
+    assert {"loss", "learning_rate", "dead_share"} < set(tracker[9])
+    assert "dead_share" not in tracker[8] and "validation_loss" not in tracker[9]
+    for name in ("validation_loss", "bits_per_byte"):
+        sent = tracker[10]["validation_" + name.removeprefix("validation_")]
+        assert sent == summary["metrics"][name]
+    last = json.loads(metrics.splitlines()[-1])
+    assert tracker[10]["bits_per_byte"] == last["bits_per_byte"]
+    assert tracker.complete
 
 
 def parameters(directory):
@@ -286,20 +294,91 @@ def test_a_killed_run_ends_bitwise_as_an_uninterrupted_one(tmp_path):
     assert result("killed", "metrics.jsonl") == result("whole", "metrics.jsonl")
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_says_so(
-    corpus, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("loss", np.nan), ("gradient_norm", np.inf), ("learning_rate", np.inf)],
+)
+def test_a_number_that_is_not_finite_ends_the_run_and_says_so(
+    corpus, tmp_path, monkeypatch, name, value
 ):
     def diverging(*args):
         state, numbers = train_step(*args)
         fifth = args[4] == learning_rates(CONFIG.optim)[4]
-        return state, numbers | {"loss": jnp.where(fifth, jnp.nan, 1.0)}
+        return state, numbers | {name: jnp.where(fifth, value, 1.0)}
 
     monkeypatch.setattr(module, "train_step", diverging)
-    summary = train(CONFIG, corpus, tmp_path, Silent())
+    logging = dataclasses.replace(CONFIG.logging, checkpoint_every=100)
+    config = dataclasses.replace(CONFIG, logging=logging)
+    summary = train(config, corpus, tmp_path, Silent())
     assert summary["status"] == "diverged" and summary["metrics"]["step"] == 4
-    assert summary["reason"] == "loss is nan at step 5"
+    reason = f"{name.replace('_', ' ')} is {value} at step 5"
+    assert summary["reason"] == reason
     assert summary["metrics"]["validation_loss"] is None
     assert summary["probe"]["initial"] and summary["probe"]["final"] is None
+    metrics = (tmp_path / "metrics.jsonl").read_text()
+    assert metrics.count("\n") == 2 and "NaN" not in metrics and "Inf" not in metrics
+    with pytest.raises(ConfigError) as caught:
+        sample(tmp_path, [b"x"])
+    assert f"no checkpoint: its training diverged ({reason})" in str(caught.value)
+
+
+def with_a_last_update(changed, seed=0):
+    """A training step whose last update, for a seed, ends with other parameters."""
+    want = initialise(dataclasses.replace(CONFIG, seed=seed))[1].params
+    last, first = learning_rates(CONFIG.optim)[-1], learning_rates(CONFIG.optim)[0]
+    chosen = []
+
+    def step(*args):
+        if args[4] == first:
+            same = jax.tree.map(np.array_equal, args[2].params, want)
+            chosen[:] = [all(jax.tree.leaves(same))]
+        state, numbers = train_step(*args)
+        if args[4] == last and chosen[0]:
+            state = state._replace(params=changed(state.params))
+        return state, numbers
+
+    return step
+
+
+def test_a_last_update_to_nan_is_told_again_and_a_sweep_goes_on(
+    corpus, tmp_path, monkeypatch
+):
+    def to_nan(params):
+        return jax.tree.map(lambda x: x * np.nan, params)
+
+    monkeypatch.setattr(module, "train_step", with_a_last_update(to_nan))
+    data = dataclasses.replace(CONFIG.data, source=corpus.name)
+    config = dataclasses.replace(CONFIG, data=data, out=str(tmp_path))
+    sweep(config, {"seed": [0, 1]}, Silent())
+    ends = []
+    for seed in (0, 1):
+        again = dataclasses.replace(config, seed=seed)
+        summary = run(again, corpus, Silent())
+        ends.append((summary["status"], summary.get("reason")))
+        assert summary["metrics"]["step"] == 10
+    diverged = ("diverged", "validation loss is nan after step 10")
+    assert ends == [diverged, ("finished", None)]
+
+
+def test_attention_that_is_not_finite_though_the_loss_is_ends_as_diverged(
+    corpus, tmp_path, monkeypatch
+):
+    def huge_queries(params):
+        attention = params["blocks"][0]["attention"]
+        kernel = attention["query"]["kernel"]
+        # Logits have a square that is infinite; their softmax is 0 and 1.
+        kernel[...] = kernel[...].at[:, 1].multiply(1e21)
+        return params
+
+    monkeypatch.setattr(module, "train_step", with_a_last_update(huge_queries))
+    logging = dataclasses.replace(CONFIG.logging, watch=100)
+    config = dataclasses.replace(CONFIG, logging=logging)
+    summary = train(config, corpus, tmp_path, Silent())
+    reason = "layer 0, head 1: logit std is not finite after step 10"
+    assert (summary["status"], summary["reason"]) == ("diverged", reason)
+    assert summary["probe"]["final"] is None
+    (line,) = (tmp_path / "watch.jsonl").read_text().splitlines()
+    assert json.loads(line)["heads"][0][1]["logit_std"] is None and "Inf" not in line
 
 
 def test_the_directory_of_another_run_is_refused_and_left_alone(corpus, finished):
@@ -465,7 +544,7 @@ def test_a_directory_that_is_deleted_meanwhile_ends_the_run(corpus, tmp_path, st
     with pytest.raises(FileNotFoundError) as caught:
         train(CONFIG, corpus, tmp_path / "run", Deleting())
     assert caught.value.filename in map(
-        str, (tmp_path / "run/metrics.jsonl", tmp_path / "run/timing.json")
+        str, (tmp_path / "run/metrics.jsonl", tmp_path / "run/summary.json")
     )
     assert not (tmp_path / "run").exists()
 

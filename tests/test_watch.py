@@ -1,6 +1,7 @@
 """Heads that go wrong are named, and what was seen of them is kept."""
 
 import json
+import math
 
 import pytest
 
@@ -8,6 +9,8 @@ from experiments.config import Config, Logging, from_dict, run_id
 from experiments.watch import Watch, alarms, worst
 
 SETTINGS = Logging(watch=3, alarm_entropy=0.1, alarm_logit=20.0)
+QUIET = Logging(alarm_entropy=0.0, alarm_logit=0.0)
+LAST = 10  # step
 
 
 def head(entropy=0.5, logit_max=5.0, dead_share=0.0):
@@ -26,15 +29,22 @@ def test_an_alarm_names_layer_and_head_and_the_bound():
     ]
 
 
-def test_a_bound_itself_is_no_alarm_and_nan_is_one():
+def test_a_bound_itself_is_no_alarm():
     assert texts([[head(entropy=0.1, logit_max=20.0)]]) == []
-    nan = float("nan")
-    assert len(texts([[head(entropy=nan, logit_max=nan)]])) == 2
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, QUIET])
+def test_a_head_that_is_not_finite_is_named_whatever_the_bounds(settings):
+    heads = [[head(), head(entropy=math.nan, logit_max=math.nan)], [head()]]
+    heads[1][0]["logit_max"] = math.inf
+    assert texts(heads, settings) == [
+        "layer 0, head 1: entropy / ln n is not finite",
+        "layer 1, head 0: logit max is not finite",
+    ]
 
 
 def test_a_bound_of_0_never_alarms():
-    quiet = Logging(alarm_entropy=0.0, alarm_logit=0.0)
-    assert texts([[head(entropy=0.0, logit_max=1e9)]], quiet) == []
+    assert texts([[head(entropy=0.0, logit_max=1e9)]], QUIET) == []
 
 
 def test_the_line_shows_the_worst_head_and_the_mean_of_dead_rows():
@@ -47,6 +57,11 @@ def test_the_line_shows_the_worst_head_and_the_mean_of_dead_rows():
         "largest_logit": 9.0,
         "dead_share": 0.3125,
     }
+    for row in heads:
+        row.append(head(math.nan, math.nan))
+        assert math.isnan(worst(heads)["lowest_entropy"])
+        assert math.isnan(worst(heads)["largest_logit"])
+        row.pop()
 
 
 @pytest.fixture
@@ -56,17 +71,17 @@ def watch(tmp_path):
     def measure(entropy):
         return {"heads": [[head(entropy)]], "mean": head(entropy)}
 
-    return lambda step=0: Watch(tmp_path, SETTINGS, measure, step)
+    return lambda step=0: Watch(tmp_path, SETTINGS, LAST, measure, step)
 
 
 def lines(directory):
     return [json.loads(x) for x in (directory / "watch.jsonl").read_text().splitlines()]
 
 
-def test_it_looks_every_so_often_or_never(watch, tmp_path):
-    assert [step for step in range(1, 10) if watch().is_due(step)] == [3, 6, 9]
-    never = Watch(tmp_path, Logging(), None, 0)
-    assert not any(map(never.is_due, range(10))) and not list(tmp_path.iterdir())
+def test_it_looks_every_so_often_and_after_the_last_step_or_never(watch, tmp_path):
+    assert [step for step in range(1, 11) if watch().is_due(step)] == [3, 6, 9, LAST]
+    never = Watch(tmp_path, Logging(), LAST, None, 0)
+    assert not any(map(never.is_due, range(11))) and not list(tmp_path.iterdir())
 
 
 def test_a_head_is_named_when_it_goes_wrong_and_again_only_after_it_was_well(watch):
@@ -82,6 +97,14 @@ def test_what_was_seen_is_written_with_every_measure(watch, tmp_path):
     assert (line["step"], line["loss"]) == (3, 2.5)
     assert line["heads"] == [[head(0.05)]] and line["mean"] == head(0.05)
     assert line["alarms"] == ["layer 0, head 0: entropy / ln n is 0.05, below 0.1"]
+
+
+def test_what_is_not_finite_is_written_as_null(watch, tmp_path):
+    watch().look(3, 2.5, math.nan)
+    watch(3).look(6, 2.5, math.inf)
+    for line in lines(tmp_path):
+        assert line["heads"][0][0]["entropy"] is line["mean"]["entropy"] is None
+        assert line["alarms"] == ["layer 0, head 0: entropy / ln n is not finite"]
 
 
 def test_a_run_that_goes_on_writes_no_line_twice(watch, tmp_path):
