@@ -103,7 +103,7 @@ def test_each_is_run_once_and_the_table_has_every_claim(
         assert work.calls == PIECES
         out = capsys.readouterr().out
         assert "one is it." in out and "does not hold" in out
-        assert "Of 2 claims: 1 holds, 1 does not hold." in out
+        assert "Of 2 claims: 1 × holds, 1 × does not hold." in out
     page = (tmp_path / "runs/all/report.html").read_text()
     assert_well_formed(page)
     for text in ("Is it one?", "figure of two", 'href="#two"', "By adding.", "1999"):

@@ -10,6 +10,7 @@ from experiments.claims import NAMES
 from experiments.claims.claim import Answer
 from experiments.claims.run import MODELS, answers_of, run, sections_of
 from experiments.config import ConfigError, load
+from experiments.evidence import FAILS, HOLDS, OPEN, PART
 from experiments.files import damaged, write_text
 from experiments.page import Section, Table, html_page, markdown
 from experiments.progress import Prefixed, Progress
@@ -112,6 +113,8 @@ def _with_name(path: str, directory: Path) -> tuple[str, Any]:
 def count(answers: list[Answer]) -> str:
     """How many claims came out how."""
     outcomes = [answer.outcome for answer in answers]
-    counts = {outcome: outcomes.count(outcome) for outcome in dict.fromkeys(outcomes)}
-    parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    counts = {
+        outcome: outcomes.count(outcome) for outcome in (HOLDS, PART, FAILS, OPEN)
+    }
+    parts = ", ".join(f"{count} × {name}" for name, count in counts.items() if count)
     return f"Of {len(answers)} claims: {parts}."
