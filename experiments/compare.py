@@ -74,11 +74,12 @@ def read_entries(directories: Sequence[Path]) -> Entries:
     runs: dict[Path, None] = {}
     for directory in directories:
         found = run_directories(directory.resolve())
-        ended = read_summaries(found)
-        if not ended:
-            raise ConfigError(f"{directory} holds no run that has ended")
-        summaries |= ended
+        if not found:
+            raise ConfigError(f"{directory} holds no run")
+        summaries |= read_summaries(found)
         runs |= dict.fromkeys(found)
+    if not summaries:
+        raise ConfigError(f"{', '.join(map(str, directories))}: no run has ended")
     names = dict(zip(runs, run_names([*runs]), strict=True))
     settings = effective_settings(summaries)
     entries = [
@@ -136,7 +137,7 @@ def _differences(entries: Sequence[Entry]) -> Table | Finding:
         return Finding(title, why)
     arms = _arms(entries)
     if len(arms) < 2:
-        why = "The runs differ in their seeds alone: there is nothing to compare."
+        why = "All runs are of one arm: there is nothing to compare."
         return Finding(title, why)
     (first, base), *others = ((name, _bits(arm)) for name, arm in arms.items())
     rows: list[list[Cell]] = []

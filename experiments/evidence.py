@@ -63,7 +63,8 @@ def describe(interval: Interval | None, of: str = "paired seeds") -> str:
     if interval is None:
         return "no finished pair: not resolved"
     if interval.half_width is None:
-        return f"{interval.mean:.3g}, one seed: not resolved"
+        one = of.removeprefix("paired ").removesuffix("s")
+        return f"{interval.mean:.3g}, one {one}: not resolved"
     digits = _decimals(interval.half_width)
     ends = [interval.mean + side * interval.half_width for side in (-1, 1)]
     text = (

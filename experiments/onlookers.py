@@ -40,7 +40,7 @@ class Onlookers:
         settings, self._last = config.logging, config.optim.steps
         self._progress = progress
         self._tokens = config.data.batch * config.data.context
-        self._first = self._done = step
+        self._first = self._begun = self._done = step
         if settings.watch and step == self._last:
             progress.note("no look at attention: no step is left")
         self._watch = Watch(directory, settings, self._last, measure, step)
@@ -62,6 +62,7 @@ class Onlookers:
 
     def before(self, step: int) -> None:
         """A step begins, and so many are done."""
+        self._begun = step + 1
         self._trace.before(step)
 
     def after(
@@ -111,5 +112,5 @@ class Onlookers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._trace.end(self._done)
+        self._trace.end(self._begun)
         self._tracker.close(self._complete)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -69,7 +70,7 @@ def panels(
         grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
         for axes, (name, heading) in zip(grid.flat, titles.items(), strict=False):
             draw(axes, name)
-            axes.set_title(heading)
+            axes.set_title(fill(heading, int(width / 0.085)))
         handles, labels = grid.flat[0].get_legend_handles_labels()
         legend = {} if own_legends else dict(zip(labels, handles, strict=True))
         entries = list(legend.values()), list(legend)

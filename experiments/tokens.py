@@ -146,8 +146,10 @@ class Subwords:
         ids = [encoding.ids for encoding in found]
         again = self._tokenizer.decode_batch(ids, skip_special_tokens=False)
         for before, after in zip(texts, again, strict=True):
-            # Some put a space before a text, or take one away.
-            if after not in (before, f" {before}", before.removeprefix(" ")):
+            # Some put a space before a text, or take one away at either end.
+            bare = before.removeprefix(" ")
+            same = (before, f" {before}", bare, before.removesuffix(" "))
+            if after not in (*same, bare.removesuffix(" ")):
                 there, here = _difference(before, after)
                 raise ConfigError(
                     f"{self._name} does not give the text back: {there!r} becomes "
@@ -157,13 +159,18 @@ class Subwords:
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The text of tokens; bytes that are no character become U+FFFD."""
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
-        return text.encode()
+        return self._decode(tokens).encode()
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
 
     def decode_after(self, before: Sequence[int], tokens: Sequence[int]) -> bytes:
         """The text of tokens that follow others, with the space between if any."""
-        first, whole = self.decode(before), self.decode([*before, *tokens])
-        return whole.removeprefix(first) if tokens else b""
+        first, whole = self._decode(before), self._decode([*before, *tokens])
+        # Bytes that are no character may spoil the last ones before them.
+        known = os.path.commonprefix([first, whole])
+        return whole[len(known) :].encode() if tokens else b""
 
     def keep(self, directory: Path) -> None:
         """Writes tokenizer.json.
@@ -215,6 +222,7 @@ def _read(path: Path) -> Subwords:
         raise ConfigError(f"{path} is no tokenizer: {error}") from None
     made.no_truncation()
     made.no_padding()
+    made.post_processor = None  # which may leave spaces out of where a token ends
     if isinstance(made.model, lib.models.BPE):
         made.model.dropout = None  # or the same text would be cut in many ways
     return Subwords(made, str(path))

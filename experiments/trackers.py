@@ -1,6 +1,7 @@
 """Where the metrics of a training go besides metrics.jsonl."""
 
 import contextlib
+import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping
@@ -89,9 +90,10 @@ class TensorBoard:
         self._writer = package.SummaryWriter(str(directory), purge_step=step + 1)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write a scalar for each number."""
+        """Write a scalar for each number that is one."""
         for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
+            if math.isfinite(value):
+                self._writer.add_scalar(name, value, step)
 
     def close(self, complete: bool) -> None:
         """Write what is left."""

@@ -111,12 +111,12 @@ def _train(
         else:
             bits = _bits_per_byte(loss, ends)
             found = {"validation_loss": loss, "bits_per_byte": bits}
-            summary["metrics"] |= {"train_loss": record.loss} | found
+            summary["metrics"] |= found
             onlookers.end(loss, bits)
             progress.finish(
                 f"validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte"
             )
-        summary["metrics"]["step"] = record.step
+        summary["metrics"] |= {"step": record.step, "train_loss": record.loss}
         write_json(directory / "summary.json", summary)
     return summary
 

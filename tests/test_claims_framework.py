@@ -168,7 +168,7 @@ def store(tmp_path, monkeypatch):
 
 
 def test_a_model_that_diverged_is_no_model(store):
-    text = "diverged.*the loss is nan.*lower optim.lr = 0.003"
+    text = "diverged.*the loss is nan.*lower the learning rate 0.003"
     with pytest.raises(ConfigError, match=text):
         store.train(Config())
 
@@ -235,6 +235,12 @@ def test_a_mean_is_told_with_its_interval_and_nothing_where_there_is_none():
     curve = band([10, 20], [[1.0, 2.0], [3.0, 2.0]])
     assert (curve.y, curve.x) == ([2.0, 2.0], [10, 20])
     assert curve.error[0] > 1 and curve.error[1] == 0
+
+
+def test_a_long_heading_is_broken_into_lines_and_leaves_room_for_its_panel():
+    long = {f"source /some/where/{'x' * 70}.txt {n}" for n in range(2)}
+    drawn = curves("t", {x: {"a": band([1, 2], [[3, 4]])} for x in long}, x_label="x")
+    assert drawn.count("<svg") == 1  # drawn without a warning
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -74,7 +74,7 @@ def test_a_bad_config_is_refused(here, capsys, text, message):
         ("sweep swept.toml --optim.lrr 3", "did you mean 'optim.lr'?"),
         ("theory swept.toml --theory.keys few", "theory.keys: invalid literal"),
         ("report absent", "absent holds no experiment"),
-        ("compare absent", "absent holds no run that has ended"),
+        ("compare absent", "absent holds no run"),
         ("compare", "required: DIRECTORY"),
         ("train long.toml --data.tokenizer bpe:9", "must have a size above 256"),
         ("train long.toml --data.tokenizer x.json", "x.json: there is no such token"),

@@ -211,9 +211,15 @@ def test_the_sentence_names_the_layers_that_keep_tokens_apart():
     sentences = [CLAIM.answers(results(bare=x))[1].sentence for x in (0.3, 0.01)]
     assert sentences[0].endswith("and at this depth much of it.")
     assert sentences[1].endswith(
-        "only by layers of attention and FFN and of attention and LayerNorm and of all "
-        "three."
+        "only of layers of attention and FFN and of attention and LayerNorm and of all "
+        "three is it shown that they leave much."
     )
+
+
+def test_nothing_is_said_of_a_norm_where_attention_alone_does_not_collapse():
+    # With residual connections a norm makes no difference here.
+    assert CLAIM.answers(results(bare=0.5))[3].outcome == PART
+    assert CLAIM.answers(results(bare=0.5, left=1e-3))[3].outcome == OPEN
 
 
 def test_there_is_a_figure_and_a_row_for_each_kind_of_layers():

@@ -105,12 +105,12 @@ def test_one_config_on_two_texts_is_not_said_to_differ_in_seeds_alone(runs):
     table = {"seed": 0, "model": {"positions": "rotary"}}
     other = write(runs / "other", "rotary0", table, 2.0, sha256="cd" * 32)
     text = printed(runs / "rotary", other)
-    assert "different texts" in text and "seeds alone" not in text
+    assert "different texts" in text and "of one arm" not in text
     assert "(cdcdcdcd)" in text and "(abababab)" in text
 
 
 def test_seeds_alone_are_no_comparison_and_the_reason_is_printed(runs):
-    shown = "The runs differ in their seeds alone: there is nothing to compare."
+    shown = "All runs are of one arm: there is nothing to compare."
     assert shown in printed(runs / "rotary")
 
 
@@ -163,7 +163,7 @@ def test_a_setting_that_changes_no_number_is_a_column_and_no_arm(runs):
         (runs_table,), parts = tables_of(runs / "rotary", other)
         (setting,) = (key for part in table.values() for key in part)
         assert setting in runs_table.columns
-        assert "seeds alone" in parts[1].text
+        assert "of one arm" in parts[1].text
 
 
 def test_two_runs_of_a_seed_count_as_one_with_their_mean(runs):
@@ -194,8 +194,17 @@ def test_runs_stand_by_arm_and_seed_whatever_they_are_called(runs):
     assert [entry.settings["seed"] for entry in entries] == [0, 1, 2, 3, 0, 1, 2, 9]
 
 
+def test_a_run_that_has_not_ended_is_left_out_beside_others(runs):
+    (runs / "begun").mkdir()
+    (runs / "begun/config.json").write_text("{}")
+    found = read_entries([runs / "begun", runs / "rotary"])
+    assert len(found.ended) == 3 and "begun" in str(found.unfinished)
+    with pytest.raises(ConfigError, match="begun: no run has ended"):
+        read_entries([runs / "begun"])
+
+
 def test_a_directory_without_a_run_is_refused(runs):
-    with pytest.raises(ConfigError, match="holds no run that has ended"):
+    with pytest.raises(ConfigError, match="no run"):
         read_entries([runs / "rotary", runs])
 
 

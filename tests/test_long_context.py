@@ -65,6 +65,7 @@ def test_the_factor_is_that_of_the_score_rule():
         (dict(lengths=(16, 256)), "must hold reference = 64 and a larger one"),
         (dict(lengths=(16, 64)), "must hold reference = 64 and a larger one"),
         (dict(lengths=(1, 64), reference=1), "reference = 1 must be at least 2"),
+        (dict(logit=1e5), "logit = 100000 must be at most 10000"),
     ],
 )
 def test_lengths_that_tell_nothing_are_refused(settings, message):

@@ -201,6 +201,8 @@ def test_lengths_that_tell_no_slope_are_refused(name):
     for lengths in ((16, 64), (16, 511, 1024)):
         with pytest.raises(ConfigError, match=f"^{name} = .* two of 512 or more"):
             CLAIM.measure(Memory(**{name: lengths}), None)
+    with pytest.raises(ConfigError, match="must end with twice the first or more"):
+        CLAIM.measure(Memory(lengths=(600, 1100)), None)
 
 
 @pytest.mark.slow

@@ -161,6 +161,8 @@ def test_a_rate_at_which_training_diverges_has_no_right_answers_and_cannot_win()
     [
         (dict(values=1), "values = 1 must be at least 2"),
         (dict(heads=5), "d_model = 64 must be a multiple of heads = 5"),
+        (dict(d_model=6), "d_model / heads = 3 must be even"),
+        (dict(rates=(0.2, 0.1)), "rates = .* must ascend"),
     ],
 )
 def test_settings_that_ask_nothing_are_refused(changes, message):

@@ -111,6 +111,12 @@ def test_a_cap_that_no_score_rule_takes_is_refused():
         CLAIM.measure(Stability(cap=1e-12), None)
 
 
+def test_more_windows_than_there_are_cannot_be_looked_at():
+    models = OnText(held_out=256)  # in windows of 32
+    with pytest.raises(ConfigError, match="probed = 9 is more than the 8 windows"):
+        CLAIM.measure(Stability(models=models, probed=9), None)
+
+
 def test_a_high_rate_below_the_moderate_one_is_refused():
     with pytest.raises(ConfigError, match="moderate = 0.5 must be below high = 0.1"):
         CLAIM.measure(Stability(moderate=0.5), None)

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.config import Config, ConfigError, Data, Evaluation, from_dict
 from experiments.data import Corpus, batch, check_length, split_of
-from experiments.tokens import PIECE, Bytes, make, of_run
+from experiments.tokens import PIECE, Bytes, Subwords, make, of_run
 
 TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. €5!\n" * 40
 
@@ -268,3 +268,50 @@ def test_an_impossible_tokenizer_is_refused(name, message):
         from_dict({"data": {"tokenizer": name}})
     for name in ("bpe:257", "bpe:9.json"):
         assert from_dict({"data": {"tokenizer": name}}).data.tokenizer == name
+
+
+def test_bytes_that_are_no_character_do_not_bring_the_prompt_again():
+    lib = pytest.importorskip("tokenizers")
+    vocabulary = {f"<0x{n:02X}>": n for n in range(256)} | {"a": 256, "<unk>": 257}
+    model = lib.models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)
+    made = lib.Tokenizer(model)
+    steps = [lib.decoders.ByteFallback(), lib.decoders.Fuse()]
+    made.decoder = lib.decoders.Sequence(steps)
+    tokenizer = Subwords(made, "own")
+    prompt = tokenizer.encode("aé".encode()).tokens.tolist()
+    assert prompt == [256, 0xC3, 0xA9]
+    assert tokenizer.decode_after(prompt, [256]) == b"a"
+    spoilt = tokenizer.decode_after(prompt, [0xC3, 256]).decode()
+    assert spoilt.strip("\ufffd") == "a"  # and not "aéa"
+
+
+def test_a_space_at_either_end_of_a_piece_is_no_loss():
+    lib = pytest.importorskip("tokenizers")
+    made = lib.Tokenizer(lib.models.WordLevel({"to": 0, "be": 1}, unk_token="<unk>"))
+    made.pre_tokenizer = lib.pre_tokenizers.Whitespace()
+    tokenizer = Subwords(made, "own")
+    for text in (b"to be", b" to be", b"to be ", b" to be "):
+        assert tokenizer.encode(text).tokens.tolist() == [0, 1]
+    with pytest.raises(ConfigError, match="does not give the text back"):
+        tokenizer.encode(b"to  be")
+
+
+def test_tokens_end_where_their_spaces_end(tmp_path):
+    lib = pytest.importorskip("tokenizers")
+    level = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made = lib.Tokenizer(lib.models.BPE())
+    made.pre_tokenizer, made.decoder = level, lib.decoders.ByteLevel()
+    made.post_processor = lib.processors.ByteLevel(trim_offsets=True)
+    alphabet = sorted(level.alphabet())
+    trainer = lib.trainers.BpeTrainer(
+        vocab_size=280, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(["the cat sat "] * 20, trainer)
+    path = tmp_path / "own.json"
+    made.save(str(path))
+    tokenizer = make(str(path), b"")
+    tokens, ends = tokenizer.encode(b"the cat sat")
+    whole = [
+        len(tokenizer.decode(tokens[: n + 1].tolist())) for n in range(len(tokens))
+    ]
+    assert ends.tolist() == whole

@@ -19,8 +19,8 @@ from experiments.settings import Name, Text
 TITLE = "What is said about attention, tested"
 HOW = (
     "Each claim is held against an experiment of about a minute: small models, real "
-    "text or exact arithmetic, seeds and intervals. A verdict follows from the rule "
-    "that stands beside it, and says no more than these models and budgets show. "
+    "text or exact arithmetic, seeds and intervals. A verdict follows from a rule, "
+    "which stands with it below, and says no more than these models and budgets show. "
     "Behind ± stands half of a 95 % interval; none is corrected for looking at several."
 )
 REPORT, VERDICTS = "report.html", "verdicts.md"

@@ -129,7 +129,9 @@ def answers(results: dict[str, Any]) -> list[Answer]:
     ffn_stops = above(_left(without[with_ffn]), kept)
     gap = np.subtract(_left(within[with_norm]), _left(within[alone])).tolist()
     more = t_interval(gap)
-    idle = [_collapses(without[with_norm]), False if more.sign else None]
+    # Where attention alone does not collapse, nothing is known of a norm's role.
+    too = _collapses(without[with_norm]) if _collapses(pure) else None
+    idle = [too, False if more.sign else None]
     return [
         Answer(
             claim="Attention alone makes all tokens equal, doubly exponentially in "
@@ -201,8 +203,8 @@ def _apart(linear: bool, stays: list[str]) -> str:
     )
     if len(stays) == len(KINDS):
         return f"{text}, and at this depth much of it."
-    where = f"only by layers of {' and of '.join(stays)}" if stays else "by none"
-    return f"{text}; but shares multiply, and at this depth much is left {where}."
+    by = f"only of layers of {' and of '.join(stays)}" if stays else "of none"
+    return f"{text}; but shares multiply, and {by} is it shown that they leave much."
 
 
 def _collapses(runs: list[dict[str, Any]]) -> bool:

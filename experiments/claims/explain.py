@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.arms import above, spread
+from experiments.claims.checks import check_text
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.one_width import Trained
 from experiments.claims.store import Store
@@ -59,6 +60,8 @@ def measure(settings: Explain, store: Store) -> dict[str, Any]:
             f"data.context = {settings.data.context} must be at least 3: there is "
             "nothing to rank"
         )
+    wanted = settings.windows * settings.data.context
+    check_text(settings.data, wanted, f"windows = {settings.windows}")
     models = []
     for seed in range(settings.seed, settings.seed + settings.seeds):
         config = Config(

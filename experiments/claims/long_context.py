@@ -56,6 +56,8 @@ def measure(settings: LongContext, store: Store) -> dict[str, Any]:
         raise ConfigError(
             f"lengths = {lengths} must hold reference = {reference} and a larger one"
         )
+    if settings.logit > 1e4:
+        raise ConfigError(f"logit = {settings.logit:g} must be at most 10000")
     if reference == 1:
         raise ConfigError(
             "reference = 1 must be at least 2: log n is divided by its own"

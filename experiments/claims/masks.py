@@ -14,6 +14,7 @@ import numpy as np
 from experiments.claims import sentinels
 from experiments.claims.arms import above, band, of_arm, run_arms, spread
 from experiments.claims.bounds import rounded_up
+from experiments.claims.checks import check_text
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.on_text import held_out, initial
 from experiments.claims.store import Store, numbers_of
@@ -66,6 +67,8 @@ def measure(settings: Masks, store: Store) -> dict[str, Any]:
         )
     if settings.audited < 2:
         raise ConfigError("audited = 1 must be at least 2: one token has no future")
+    wanted = settings.evaluation.tokens
+    check_text(settings.data, wanted, f"evaluation.tokens = {wanted}")
     corpus = load_corpus(settings.data.source)
 
     def run(one: Masks, arm: str, progress: Progress) -> dict[str, Any]:

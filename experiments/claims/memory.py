@@ -79,6 +79,11 @@ def measure(settings: Memory, store: Store) -> dict[str, Any]:
     for name in ("lengths", "tpu_lengths"):
         lengths = getattr(settings, name)
         check_ascending(name, lengths)
+        if lengths[-1] < 2 * lengths[0]:
+            raise ConfigError(
+                f"{name} = {list(lengths)} must end with twice the first or more, to "
+                "tell how memory grows"
+            )
         if lengths[-2] < BLOCK:
             raise ConfigError(
                 f"{name} = {list(lengths)} must have two of {BLOCK} or more: in a "

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from experiments.claims.checks import check_text
 from experiments.config import Config, Data, Evaluation, Model, Optim, check_together
 from experiments.data import Corpus, batch, evaluation_batches, split_of
 from experiments.fit import Fitted, fit
@@ -49,7 +50,7 @@ def config_of(
         **arm: the settings of `Model` that make the arm.
 
     Raises:
-        ConfigError: they do not fit together.
+        ConfigError: they do not fit together, or the text is too short.
     """
     sizes = ("layers", "d_model", "heads", "d_k", "d_v", "d_ff")
     config = Config(
@@ -60,6 +61,8 @@ def config_of(
         evaluation=Evaluation(tokens=models.held_out),
     )
     check_together(config)
+    held_out = f"models.held_out = {models.held_out}"
+    check_text(config.data, models.held_out, held_out)
     return config
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments.claims.arms import above, spread
 from experiments.claims.bounds import rounded_down, rounded_up
+from experiments.claims.checks import check_text
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.one_width import Trained
 from experiments.claims.store import Store
@@ -55,8 +56,11 @@ def measure(settings: Order, store: Store) -> dict[str, Any]:
             f"data.context = {settings.data.context} must be at least 3: all tokens "
             "but the last are shuffled"
         )
+    if settings.model.positions != Model().positions:
+        raise ConfigError("model.positions must be left out: each arm has its own")
     for kind in KINDS:
         check_together(config_of(settings, kind, settings.seed))
+    check_text(settings.data, settings.shuffled, f"shuffled = {settings.shuffled}")
     runs = []
     for seed in range(settings.seed, settings.seed + settings.seeds):
         sizes = [settings.sequences, settings.data.context, seed]

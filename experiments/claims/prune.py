@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.claims.arms import above, band, spread
+from experiments.claims.checks import check_text
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.one_width import OneWidth, Trained, train
 from experiments.claims.store import Store
@@ -52,6 +53,8 @@ def measure(settings: Prune, store: Store) -> dict[str, Any]:
     """For each model, the loss after every removal."""
     if settings.heads * settings.models.layers < 4:
         raise ConfigError("a quarter of the heads is to go: there must be four or more")
+    tokens, both = settings.tokens, ("train", "validation")
+    check_text(settings.models.data, tokens, f"tokens = {tokens}", both)
     numbers = {"tokens": settings.tokens, "random": settings.random}
     runs = []
     for model in train(settings.models, settings.heads, store):
@@ -111,7 +114,9 @@ def answers(results: dict[str, Any]) -> list[Answer]:
     noticed = np.array([NOTICED * run["whole"] for run in runs])
     together, worth = found["greedy"][:, few], found["greedy"][:, -1]
     alone = min(map(unnoticed, runs))
-    many = decide([above(noticed - together), alone >= heads / 2])
+    unseen = above(noticed - together)
+    many = decide([unseen, alone >= heads / 2])
+    quarter = "is missed, too" if unseen is False else "is not shown to go unnoticed"
     # Over all removals but the last, which is the same in every order.
     best, judged, drawn = (x[:, 1:-1].mean(axis=1) for x in found.values())
     gain = drawn - judged
@@ -137,17 +142,16 @@ def answers(results: dict[str, Any]) -> list[Answer]:
             }.get(
                 many,
                 "Models as small as these have few heads to spare: in one at least, "
-                "most heads are missed even alone, and a quarter of them is not shown "
-                "to go unnoticed.",
+                f"most heads are missed even alone, and a quarter of them {quarter}.",
             ),
         ),
         Answer(
             claim="A gradient tells which heads can go.",
             source="Michel et al. 2019, arXiv:1905.10650, section 4.1",
-            number=f"In the mean over how many are gone, heads cost {spread(judged)} "
-            f"nats if the least important go first, {spread(drawn)} in random order "
-            f"and {spread(best)} greedily. Importance saves, against random order, "
-            f"{describe(t_interval(gain))}.",
+            number=f"In the mean over 1 to {heads - 1} gone, heads cost "
+            f"{spread(judged)} nats if the least important go first, {spread(drawn)} "
+            f"in random order and {spread(best)} greedily. Importance saves, against "
+            f"random order, {describe(t_interval(gain))}.",
             rule="paired by seed, the 95 % interval of what importance saves lies "
             "above 0, and above half of what the greedy order saves",
             outcome=decide([helps, enough]),

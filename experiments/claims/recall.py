@@ -82,9 +82,11 @@ def measure(settings: Recall, store: Store) -> dict[str, Any]:
             f"pairs = {pairs} must ascend from {PLACES} or more to "
             f"keys = {settings.keys} at most"
         )
+    if list(settings.rates) != sorted(set(settings.rates)):
+        raise ConfigError(f"rates = {list(settings.rates)} must ascend")
     if settings.values < 2:
         raise ConfigError("values = 1 must be at least 2, or every answer is right")
-    check_heads(settings.d_model, settings.heads)
+    check_heads(settings.d_model, settings.heads, rotary=True)
     return {
         "pairs": pairs,
         "rates": settings.rates,

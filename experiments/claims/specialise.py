@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.arms import above, band, spread
+from experiments.claims.checks import check_text
 from experiments.claims.claim import Answer, Claim
 from experiments.claims.one_width import OneWidth, Trained, train
 from experiments.claims.store import Store
+from experiments.config import ConfigError
 from experiments.evidence import decide, describe, t_interval
 from experiments.page import Figure, Part, Table
 from experiments.settings import Count, Name, Text
@@ -41,6 +43,9 @@ class Specialise:
 
 def measure(settings: Specialise, store: Store) -> dict[str, Any]:
     """For each model where its heads look, before and after training."""
+    if settings.heads < 2:
+        raise ConfigError("heads = 1 must be at least 2, to be unlike one another")
+    check_text(settings.models.data, settings.tokens, f"tokens = {settings.tokens}")
     numbers = {"tokens": settings.tokens, "repeats": settings.repeats}
     runs = []
     for model in train(settings.models, settings.heads, store):

@@ -1,6 +1,7 @@
 """What high learning rates do to the logits of attention, and two ways to hold them."""
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,13 @@ def measure(settings: Stability, store: Store) -> dict[str, Any]:
     if not 1e-9 <= settings.cap <= 1e30:
         raise ConfigError(f"cap = {settings.cap} must be from 1e-9 to 1e30")
     corpus = load_corpus(on_text.TEXT)
+    config = config_of(settings.models, settings.seed, "adamw", settings.high)
+    *sizes, _ = on_text.held_out(config, corpus).shape
+    if settings.probed > (windows := math.prod(sizes)):
+        raise ConfigError(
+            f"probed = {settings.probed} is more than the {windows} windows of "
+            f"models.held_out = {settings.models.held_out}"
+        )
     return {
         "cap": settings.cap,
         "rates": {rate: getattr(settings, rate) for rate in RATES},

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ class Store:
         """
         text = json.dumps([name, given], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:10]
-        path = self.directory / "pieces" / f"{name.replace(' ', '_')}-{key}.json"
+        file = re.sub("[ /]", "_", name)
+        path = self.directory / "pieces" / f"{file}-{key}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # fails before the work
             _write(path, {"name": name, "given": given, "value": compute()})
@@ -79,8 +81,8 @@ class Store:
         summary = run(config, corpus, Prefixed(self.progress, run_id(config)))
         if summary["status"] != "finished":
             raise ConfigError(
-                f"the training of a model diverged ({summary['reason']}); lower "
-                f"optim.lr = {config.optim.lr}"
+                f"the training of a model diverged ({summary['reason']}); lower the "
+                f"learning rate {config.optim.lr:g}"
             )
         return summary, run_directory(config)
 
@@ -91,5 +93,5 @@ def _write(path: Path, piece: dict[str, Any]) -> None:
     except ValueError:
         raise ConfigError(
             f"{path.parent.parent}: the piece {piece['name']!r} came out as nan or "
-            "infinity; change the settings that it comes from"
+            "infinity; lower the learning rate, if it has one, or change its settings"
         ) from None
