@@ -97,7 +97,12 @@ def test_jax_is_wrong_about_empty_rows_NaN_and_more():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
-    [jattn.attention, BLOCKWISE, jattn.dot_product_attention, jattn.attention_fn],
+    [
+        jattn.attention,
+        pytest.param(BLOCKWISE, marks=pytest.mark.deep),
+        jattn.dot_product_attention,
+        jattn.attention_fn,
+    ],
     ids=["attention", "blockwise", "dot_product_attention", "attention_fn"],
 )
 def test_jattn_is_right_about_everything(function):

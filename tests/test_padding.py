@@ -162,6 +162,7 @@ def test_a_test_of_which_nothing_is_decided_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_the_experiment_comes_out_the_same_at_small_settings(tmp_path):
     args = ["padding", "configs/padding.toml", "--out", str(tmp_path), "--layers", "1"]
     args += ["--optim.steps", "150", "--seeds", "2", "--times", "1", "16"]

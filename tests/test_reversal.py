@@ -219,6 +219,7 @@ def test_a_test_without_a_new_or_a_longest_sequence_is_refused(sizes, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_only_who_sees_the_source_writes_it_backwards_and_again(tmp_path):
     args = ["reversal", "configs/reversal.toml", "--out", str(tmp_path)]
     args += ["--symbols", "8", "--shortest", "3", "--longest", "6", "--seeds", "1"]
