@@ -9,44 +9,33 @@ import numpy as np
 from flax import nnx
 
 import jattn
-from experiments.data import rng_of
 from experiments.fit import mean_loss
+from experiments.studies.sequences import sequences
 from jattn.masks import lengths
 from jattn.nnx import EncoderDecoder
 
 Batch = dict[str, Any]
 
 
-def draw(
-    *, symbols: int, shortest: int, longest: int, batch: int, seed: int, step: int
-) -> Batch:
-    """Sequences, drawn evenly, of lengths drawn evenly; a function of its arguments.
-
-    Args:
-        symbols: how many there are; the number itself begins and ends a target.
-        shortest: the least length.
-        longest: the largest length.
-        batch: B.
-        seed: of a run.
-        step: of that run.
+def draw(*, symbols: int, longest: int, **sizes: int) -> Batch:
+    """What is to be written backwards; all arguments are those of `sequences`.
 
     Returns:
-        source: padded on the right, (B, longest).
-        lengths: of the sources, (B,).
+        source: the sequences, (B, longest).
+        lengths: of them, (B,).
         seen: how much of its source a decoder may look at, (B,): all.
-        targets: the source backwards, and an end, (B, longest + 1).
-        inputs: a beginning, and the targets without the last.
+        targets: the source backwards, and an end, (B, longest + 1): one symbol more,
+            as in the padding.
+        inputs: a beginning, which is the same one, and the targets without the last.
         real: which of the targets are no padding.
     """
-    rng = rng_of(seed, step)
-    size = rng.integers(shortest, longest + 1, (batch, 1))
-    source = rng.integers(symbols, size=(batch, longest))
+    source, size = sequences(symbols=symbols, longest=longest, **sizes)
     place = np.arange(longest)
     within, ends = place < size, np.full_like(size, symbols)
     backwards = np.take_along_axis(source, np.maximum(size - 1 - place, 0), axis=1)
     backwards = np.where(within, backwards, symbols)
     arrays = {
-        "source": np.where(within, source, symbols),
+        "source": source,
         "lengths": size[:, 0],
         "seen": size[:, 0],
         "targets": np.concatenate([backwards, ends], axis=1),

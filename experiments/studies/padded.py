@@ -7,39 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from experiments.data import rng_of
 from experiments.fit import mean_loss
+from experiments.studies.sequences import sequences
 from jattn.masks import lengths
 from jattn.nnx import Encoder
 
 Batch = dict[str, Any]
 
 
-def draw(
-    *, symbols: int, shortest: int, longest: int, batch: int, seed: int, step: int
-) -> Batch:
-    """Sequences, a function of its arguments.
-
-    Args:
-        symbols: how many there are; the number itself is padding.
-        shortest: the least length.
-        longest: the largest length.
-        batch: B.
-        seed: of a run.
-        step: of that run.
+def draw(*, symbols: int, longest: int, **sizes: int) -> Batch:
+    """What is to be counted; all arguments are those of `sequences`.
 
     Returns:
-        tokens: evenly drawn symbols and padding, (B, longest).
-        lengths: evenly drawn, (B,).
+        tokens: the sequences, (B, longest).
+        lengths: of them, (B,).
         targets: the most frequent symbol of the sequence, (B, longest).
         real: which tokens are asked, (B, longest): those of sequences in which one
             symbol is the most frequent.
     """
-    rng = rng_of(seed, step)
-    length = rng.integers(shortest, longest + 1, (batch, 1))
-    tokens = rng.integers(symbols, size=(batch, longest))
+    tokens, length = sequences(symbols=symbols, longest=longest, **sizes)
     within = np.arange(longest) < length
-    tokens = np.where(within, tokens, symbols)
     counts = (tokens[..., None] == np.arange(symbols)).sum(axis=1)
     decided = (counts == counts.max(axis=1, keepdims=True)).sum(axis=1) == 1
     return {
