@@ -6,6 +6,7 @@ from experiments.claims import explain, masks, order, prune, scale_variants, spe
 from experiments.claims.checks import check_text
 from experiments.claims.on_text import OnText
 from experiments.config import ConfigError, Data, Evaluation, Model
+from experiments.data import load_corpus
 
 MUCH = 10**9
 
@@ -42,7 +43,8 @@ def test_the_part_that_is_too_short_is_named(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(97, 122)) * 40)  # 1000 bytes, a tenth is held out
     data = Data(source=str(path), batch=2, context=5)
-    check_text(data, 90, "tokens = 90", ("train", "validation"))
+    corpus = load_corpus(data.source)
+    check_text(corpus, data, 90, "tokens = 90", ("train", "validation"))
     text = "tokens = 100 needs more text than the 100 tokens of the validation split"
     with pytest.raises(ConfigError, match=text):
-        check_text(data, 100, "tokens = 100", ("train", "validation"))
+        check_text(corpus, data, 100, "tokens = 100", ("train", "validation"))

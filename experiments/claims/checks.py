@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.config import ConfigError, Data
-from experiments.data import evaluation_batches, load_corpus, split_of
+from experiments.data import Corpus, evaluation_batches, split_of
 
 
 def check_heads(d_model: int, heads: int, rotary: bool = False) -> None:
@@ -24,12 +24,17 @@ def check_heads(d_model: int, heads: int, rotary: bool = False) -> None:
 
 
 def check_text(
-    data: Data, wanted: int, setting: str, parts: Sequence[str] = ("validation",)
+    corpus: Corpus,
+    data: Data,
+    wanted: int,
+    setting: str,
+    parts: Sequence[str] = ("validation",),
 ) -> None:
     """Refuse to take more tokens from the text than there are, before any training.
 
     Args:
-        data: the text and its windows.
+        corpus: the text.
+        data: how it is split, cut into tokens, and into windows.
         wanted: how many tokens are to be predicted.
         setting: the setting that says so, and its value.
         parts: of the split, from each of which they are taken.
@@ -37,7 +42,7 @@ def check_text(
     Raises:
         ConfigError: a part is too short.
     """
-    split = split_of(load_corpus(data.source), data)
+    split = split_of(corpus, data)
     for part in parts:
         tokens = getattr(split, part).tokens
         sizes = dict(tokens_wanted=wanted, batch=data.batch, context=data.context)

@@ -17,6 +17,7 @@ from experiments.claims.claim import Answer, Claim
 from experiments.claims.one_width import Trained
 from experiments.claims.store import Store
 from experiments.config import Config, ConfigError, Data, Model, Optim
+from experiments.data import load_corpus
 from experiments.evidence import decide, t_interval
 from experiments.page import Figure, Part, Table
 from experiments.progress import Prefixed, Progress
@@ -61,7 +62,8 @@ def measure(settings: Explain, store: Store) -> dict[str, Any]:
             "nothing to rank"
         )
     wanted = settings.windows * settings.data.context
-    check_text(settings.data, wanted, f"windows = {settings.windows}")
+    corpus = load_corpus(settings.data.source)
+    check_text(corpus, settings.data, wanted, f"windows = {settings.windows}")
     models = []
     for seed in range(settings.seed, settings.seed + settings.seeds):
         config = Config(

@@ -67,9 +67,8 @@ def measure(settings: Masks, store: Store) -> dict[str, Any]:
         )
     if settings.audited < 2:
         raise ConfigError("audited = 1 must be at least 2: one token has no future")
-    wanted = settings.evaluation.tokens
-    check_text(settings.data, wanted, f"evaluation.tokens = {wanted}")
-    corpus = load_corpus(settings.data.source)
+    corpus, wanted = load_corpus(settings.data.source), settings.evaluation.tokens
+    check_text(corpus, settings.data, wanted, f"evaluation.tokens = {wanted}")
 
     def run(one: Masks, arm: str, progress: Progress) -> dict[str, Any]:
         return train(one, arm, corpus, progress)

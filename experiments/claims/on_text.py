@@ -11,7 +11,7 @@ from flax import nnx
 
 from experiments.claims.checks import check_text
 from experiments.config import Config, Data, Evaluation, Model, Optim, check_together
-from experiments.data import Corpus, batch, evaluation_batches, split_of
+from experiments.data import Corpus, batch, evaluation_batches, load_corpus, split_of
 from experiments.fit import Fitted, fit
 from experiments.model import CausalLM, logit_scale
 from experiments.progress import Progress
@@ -50,7 +50,7 @@ def config_of(
         **arm: the settings of `Model` that make the arm.
 
     Raises:
-        ConfigError: they do not fit together, or the text is too short.
+        ConfigError: they do not fit together.
     """
     sizes = ("layers", "d_model", "heads", "d_k", "d_v", "d_ff")
     config = Config(
@@ -61,9 +61,19 @@ def config_of(
         evaluation=Evaluation(tokens=models.held_out),
     )
     check_together(config)
-    held_out = f"models.held_out = {models.held_out}"
-    check_text(config.data, models.held_out, held_out)
     return config
+
+
+def load_text(models: OnText) -> Corpus:
+    """The text that they read.
+
+    Raises:
+        ConfigError: it is too short to hold so much out.
+    """
+    corpus, data = load_corpus(TEXT), Data(context=models.context, batch=models.batch)
+    setting = f"models.held_out = {models.held_out}"
+    check_text(corpus, data, models.held_out, setting)
+    return corpus
 
 
 def initial(config: Config, corpus: Corpus) -> CausalLM:

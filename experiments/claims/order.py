@@ -24,6 +24,7 @@ from experiments.config import (
     Optim,
     check_together,
 )
+from experiments.data import load_corpus
 from experiments.evidence import HOLDS, decide, describe, t_interval
 from experiments.page import Figure, Part, Table
 from experiments.settings import Count, Name, Seed, Text
@@ -32,6 +33,7 @@ from experiments.svg import bars
 
 EXACT = 1e-4  # of the size of outputs, in float32: the largest of many roundings
 SEEN = 0.1  # likewise, where order is seen
+TOLD = KINDS[1:]  # all but none
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def measure(settings: Order, store: Store) -> dict[str, Any]:
         raise ConfigError("model.positions must be left out: each arm has its own")
     for kind in KINDS:
         check_together(config_of(settings, kind, settings.seed))
-    check_text(settings.data, settings.shuffled, f"shuffled = {settings.shuffled}")
+    corpus, wanted = load_corpus(settings.data.source), settings.shuffled
+    check_text(corpus, settings.data, wanted, f"shuffled = {wanted}")
     runs = []
     for seed in range(settings.seed, settings.seed + settings.seeds):
         sizes = [settings.sequences, settings.data.context, seed]
@@ -97,83 +100,93 @@ def config_of(settings: Order, kind: Any, seed: int) -> Config:
 def answers(results: dict[str, Any]) -> list[Answer]:
     """Whether order is seen without positions, and whether positions help."""
     runs = results["runs"]
-    found = {name: [run["moved"][name] for run in runs] for name in runs[0]["moved"]}
-    told = KINDS[1:]
-    least = min(x for kind in told for x in found[kind])
-    blind = decide([max(found["none"]) <= EXACT, least > SEEN])
+    moved = {name: [run["moved"][name] for run in runs] for name in runs[0]["moved"]}
+    return [_blind(moved), _by_mask(runs, moved), _helped(runs), _by_turning(runs)]
+
+
+def _blind(moved: dict[str, list[float]]) -> Answer:
+    least = min(x for kind in TOLD for x in moved[kind])
+    outcome = decide([max(moved["none"]) <= EXACT, least > SEEN])
+    return Answer(
+        claim="Self-attention does not see the order of tokens.",
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.5",
+        number="If tokens are permuted, an encoder without positions and its "
+        f"permuted outputs differ by {rounded_up(max(moved['none']))} of their rms "
+        f"at most, with positions by {rounded_down(least)} at least.",
+        rule=f"at most {EXACT:g} without positions, and more than {SEEN:g} with "
+        "each kind of positions, with every seed",
+        outcome=outcome,
+        sentence="Without positions and without a mask self-attention is "
+        "equivariant: permuted tokens give permuted outputs, each token its own. "
+        "It is not invariant: at the same place stands another output."
+        if outcome == HOLDS
+        else "These encoders do not show that order is seen by positions alone.",
+    )
+
+
+def _by_mask(runs: list[dict[str, Any]], moved: dict[str, list[float]]) -> Answer:
     cost = costs_of_shuffling(runs, "none")
-    sees = decide([above(cost)])
-    gains = {kind: gains_over(runs, "none", kind) for kind in told}
-    leads = {kind: gains_over(runs, kind, "rotary") for kind in told[:-1]}
-    helps, wins = ([above(x) for x in gaps.values()] for gaps in (gains, leads))
-    helpful = [kind for kind, x in zip(told, helps, strict=True) if x]
-    return [
-        Answer(
-            claim="Self-attention does not see the order of tokens.",
-            source="Vaswani et al. 2017, arXiv:1706.03762, section 3.5",
-            number="If tokens are permuted, an encoder without positions and its "
-            f"permuted outputs differ by {rounded_up(max(found['none']))} of their rms "
-            f"at most, with positions by {rounded_down(least)} at least.",
-            rule=f"at most {EXACT:g} without positions, and more than {SEEN:g} with "
-            "each kind of positions, with every seed",
-            outcome=blind,
-            sentence="Without positions and without a mask self-attention is "
-            "equivariant: permuted tokens give permuted outputs, each token its own. "
-            "It is not invariant: at the same place stands another output."
-            if blind == HOLDS
-            else "These encoders do not show that order is seen by positions alone.",
-        ),
-        Answer(
-            claim="A causal mask alone shows a model the order.",
-            source="Haviv et al. 2022, arXiv:2203.16634",
-            number="What shuffling all tokens but the last costs a causal language "
-            "model that was trained without positions, in nats: "
-            f"{describe(t_interval(cost))}. Before training, outputs of permuted "
-            "tokens and permuted outputs, which see others, differ by "
-            f"{rounded_down(min(found[MASKED]))} of the rms at least.",
-            rule="the 95 % interval of what shuffling costs lies above 0",
-            outcome=sees,
-            sentence="Under a causal mask tokens differ by how many they see, and a "
-            f"model learns to use that: shuffling adds {_added(runs, 'none')} to its "
-            "loss of the last token, where with rotary positions it adds "
-            f"{_added(runs, 'rotary')}."
-            if sees == HOLDS
-            else "These models do not show that a causal mask is enough to learn order "
-            "from.",
-        ),
-        Answer(
-            claim="A language model is better if it is told the places of tokens.",
-            source="Vaswani et al. 2017, arXiv:1706.03762, section 3.5",
-            number=f"Validation loss without positions: {spread(losses(runs, 'none'))} "
-            f"nats. Gained by positions: {_gaps(gains)}.",
-            rule="the 95 % interval of the gain, paired by seed, lies above 0 for each "
-            "kind of positions",
-            outcome=decide(helps),
-            sentence="At this budget and learning rate positions help a causal model "
-            + (f"if they are {' or '.join(helpful)}" if helpful else "in no kind")
-            + (
-                ": each kind lowers its loss."
-                if len(helpful) == len(told)
-                else "; for the others no gain is shown."
-                if helpful
-                else " that is shown."
-            ),
-        ),
-        Answer(
-            claim="Rotary positions are better than added ones.",
-            source="Su et al. 2021, arXiv:2104.09864",
-            number=f"Validation loss with rotary positions: "
-            f"{spread(losses(runs, 'rotary'))} nats. Gained over others: "
-            f"{_gaps(leads)}.",
-            rule="the 95 % interval of the gap, paired by seed, lies above 0 for "
-            "learned and for sinusoidal positions",
-            outcome=decide(wins),
-            sentence="Within these few updates, at one learning rate, a model learns "
-            "most with rotary positions; longer training is another question."
-            if all(wins)
-            else "These runs do not show that rotary positions are better than both.",
-        ),
-    ]
+    outcome = decide([above(cost)])
+    return Answer(
+        claim="A causal mask alone shows a model the order.",
+        source="Haviv et al. 2022, arXiv:2203.16634",
+        number="What shuffling all tokens but the last costs a causal language "
+        "model that was trained without positions, in nats: "
+        f"{describe(t_interval(cost))}. Before training, outputs of permuted "
+        "tokens and permuted outputs, which see others, differ by "
+        f"{rounded_down(min(moved[MASKED]))} of the rms at least.",
+        rule="the 95 % interval of what shuffling costs lies above 0",
+        outcome=outcome,
+        sentence="Under a causal mask tokens differ by how many they see, and a "
+        f"model learns to use that: shuffling adds {_added(runs, 'none')} to its "
+        "loss of the last token, where with rotary positions it adds "
+        f"{_added(runs, 'rotary')}."
+        if outcome == HOLDS
+        else "These models do not show that a causal mask is enough to learn order "
+        "from.",
+    )
+
+
+def _helped(runs: list[dict[str, Any]]) -> Answer:
+    gains = {kind: gains_over(runs, "none", kind) for kind in TOLD}
+    helps = [above(x) for x in gains.values()]
+    helpful = [kind for kind, x in zip(TOLD, helps, strict=True) if x]
+    if len(helpful) == len(TOLD):
+        found = f"if they are {' or '.join(helpful)}: each kind lowers its loss."
+    elif helpful:
+        found = f"if they are {' or '.join(helpful)}; for the others no gain is shown."
+    else:
+        found = "in no kind that is shown."
+    return Answer(
+        claim="A language model is better if it is told the places of tokens.",
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.5",
+        number=f"Validation loss without positions: {spread(losses(runs, 'none'))} "
+        f"nats. Gained by positions: {_gaps(gains)}.",
+        rule="the 95 % interval of the gain, paired by seed, lies above 0 for each "
+        "kind of positions",
+        outcome=decide(helps),
+        sentence="At this budget and learning rate positions help a causal model "
+        + found,
+    )
+
+
+def _by_turning(runs: list[dict[str, Any]]) -> Answer:
+    leads = {kind: gains_over(runs, kind, "rotary") for kind in TOLD[:-1]}
+    wins = [above(x) for x in leads.values()]
+    return Answer(
+        claim="Rotary positions are better than added ones.",
+        source="Su et al. 2021, arXiv:2104.09864",
+        number=f"Validation loss with rotary positions: "
+        f"{spread(losses(runs, 'rotary'))} nats. Gained over others: "
+        f"{_gaps(leads)}.",
+        rule="the 95 % interval of the gap, paired by seed, lies above 0 for "
+        "learned and for sinusoidal positions",
+        outcome=decide(wins),
+        sentence="Within these few updates, at one learning rate, a model learns "
+        "most with rotary positions; longer training is another question."
+        if all(wins)
+        else "These runs do not show that rotary positions are better than both.",
+    )
 
 
 def losses(runs: list[dict[str, Any]], kind: str) -> list[float]:

@@ -18,6 +18,7 @@ from experiments.claims.claim import Answer, Claim
 from experiments.claims.one_width import OneWidth, Trained, train
 from experiments.claims.store import Store
 from experiments.config import ConfigError
+from experiments.data import load_corpus
 from experiments.evidence import HOLDS, PART, decide, describe, t_interval
 from experiments.page import Figure, Part, Table
 from experiments.settings import Count, Name, Text
@@ -53,8 +54,8 @@ def measure(settings: Prune, store: Store) -> dict[str, Any]:
     """For each model, the loss after every removal."""
     if settings.heads * settings.models.layers < 4:
         raise ConfigError("a quarter of the heads is to go: there must be four or more")
-    tokens, both = settings.tokens, ("train", "validation")
-    check_text(settings.models.data, tokens, f"tokens = {tokens}", both)
+    data, tokens, both = settings.models.data, settings.tokens, ("train", "validation")
+    check_text(load_corpus(data.source), data, tokens, f"tokens = {tokens}", both)
     numbers = {"tokens": settings.tokens, "random": settings.random}
     runs = []
     for model in train(settings.models, settings.heads, store):

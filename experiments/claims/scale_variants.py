@@ -15,7 +15,7 @@ from experiments.claims.claim import Answer, Claim
 from experiments.claims.on_text import OnText, config_of
 from experiments.claims.store import Store
 from experiments.config import ConfigError
-from experiments.data import Corpus, load_corpus, ngram_losses
+from experiments.data import Corpus, ngram_losses
 from experiments.evidence import FAILS, HOLDS, OPEN, PART, decide, describe, t_interval
 from experiments.page import Cell, Figure, Part, Table
 from experiments.progress import Progress
@@ -57,7 +57,7 @@ def measure(settings: ScaleVariants, store: Store) -> dict[str, Any]:
         rates = list(getattr(settings, name))
         if rates != sorted(set(rates)):
             raise ConfigError(f"{name} = {rates} must ascend")
-    corpus = load_corpus(on_text.TEXT)
+    corpus = on_text.load_text(settings.models)
     for arm in FACTORS.values():  # refuses before anything is trained
         config = config_of(settings.models, settings.seed, "adamw", 1.0, **arm)
     parts = corpus.split(config.data.validation_fraction)

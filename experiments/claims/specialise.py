@@ -17,6 +17,7 @@ from experiments.claims.claim import Answer, Claim
 from experiments.claims.one_width import OneWidth, Trained, train
 from experiments.claims.store import Store
 from experiments.config import ConfigError
+from experiments.data import load_corpus
 from experiments.evidence import decide, describe, t_interval
 from experiments.page import Figure, Part, Table
 from experiments.settings import Count, Name, Text
@@ -45,15 +46,15 @@ def measure(settings: Specialise, store: Store) -> dict[str, Any]:
     """For each model where its heads look, before and after training."""
     if settings.heads < 2:
         raise ConfigError("heads = 1 must be at least 2, to be unlike one another")
-    check_text(settings.models.data, settings.tokens, f"tokens = {settings.tokens}")
-    numbers = {"tokens": settings.tokens, "repeats": settings.repeats}
+    data, tokens = settings.models.data, settings.tokens
+    check_text(load_corpus(data.source), data, tokens, f"tokens = {tokens}")
+    numbers = {"tokens": tokens, "repeats": settings.repeats}
     runs = []
     for model in train(settings.models, settings.heads, store):
         seed, compute = model.config.seed, partial(look_at, settings, model)
         found = store.piece("looks", model.given | numbers, compute)
         runs.append({"seed": seed} | found)
-    optim, data = settings.models.optim, settings.models.data
-    seen = optim.steps * data.batch * data.context
+    seen = settings.models.optim.steps * data.batch * data.context
     return {"heads": settings.heads, "seen": seen, "runs": runs}
 
 

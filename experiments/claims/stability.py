@@ -15,7 +15,7 @@ from experiments.claims.claim import Answer, Claim
 from experiments.claims.on_text import OnText, config_of
 from experiments.claims.store import Store
 from experiments.config import ConfigError, Probe
-from experiments.data import Corpus, load_corpus
+from experiments.data import Corpus
 from experiments.evidence import HOLDS, decide, describe, t_interval
 from experiments.model import CausalLM
 from experiments.page import Cell, Figure, Part, Table
@@ -60,7 +60,7 @@ def measure(settings: Stability, store: Store) -> dict[str, Any]:
         )
     if not 1e-9 <= settings.cap <= 1e30:
         raise ConfigError(f"cap = {settings.cap} must be from 1e-9 to 1e30")
-    corpus = load_corpus(on_text.TEXT)
+    corpus = on_text.load_text(settings.models)
     config = config_of(settings.models, settings.seed, "adamw", settings.high)
     *sizes, _ = on_text.held_out(config, corpus).shape
     if settings.probed > (windows := math.prod(sizes)):
