@@ -34,6 +34,8 @@ KINDS = {
     "attention and LayerNorm": (False, True),
     "all three": (True, True),
 }
+ALONE, WITH_FFN, WITH_NORM, _ = KINDS
+ByKind = dict[str, list[dict[str, Any]]]  # for each kind of layers, its runs
 LOST = 1e-6  # what is left if tokens are as good as equal
 NOTHING = 1e-17  # stands for less, which has no logarithm where it is 0
 FFN = {
@@ -117,72 +119,86 @@ def config_of(settings: Collapse) -> TransformerConfig:
 
 def answers(results: dict[str, Any]) -> list[Answer]:
     """Whether tokens become equal, and what of a block keeps them apart."""
-    runs, layers, kept = results["runs"], results["layers"], results["kept"]
     without, within = (
-        {kind: [run[stream][kind] for run in runs] for kind in KINDS}
+        {kind: [run[stream][kind] for run in results["runs"]] for kind in KINDS}
         for stream in STREAMS
     )
-    alone, with_ffn, with_norm, _ = KINDS
-    pure, joined = without[alone], [run for kind in KINDS for run in within[kind]]
-    collapses, linear = _collapses(pure), _has_order(joined, 1)
-    stays = {kind: above(_left(within[kind]), kept) for kind in KINDS}
-    ffn_stops = above(_left(without[with_ffn]), kept)
-    gap = np.subtract(_left(within[with_norm]), _left(within[alone])).tolist()
+    layers, kept = results["layers"], results["kept"]
+    return [
+        _alone(without, layers),
+        _residual(within, layers, kept),
+        _fed(without, layers, kept),
+        _normed(without, within),
+    ]
+
+
+def _alone(without: ByKind, layers: int) -> Answer:
+    pure = without[ALONE]
+    return Answer(
+        claim="Attention alone makes all tokens equal, doubly exponentially in depth.",
+        source="Dong et al. 2021, arXiv:2103.03404, theorem 2.2",
+        number=f"{_path(pure)}. Of a small residual r a layer makes one like r^p, "
+        f"p = {_orders(pure)}.",
+        rule=f"p is 2.9 to 3.1, and after layer {layers} less than {LOST:g} is "
+        "left, with every seed",
+        outcome=decide([_has_order(pure, 3), max(_left(pure)) < LOST]),
+        sentence="With nothing beside attention each layer cubes what tokens "
+        "differ in: after a few layers they are equal to the last digit."
+        if _collapses(pure)
+        else "These layers do not show that attention alone cubes what tokens "
+        "differ in until they are equal.",
+    )
+
+
+def _residual(within: ByKind, layers: int, kept: float) -> Answer:
+    joined = [run for runs in within.values() for run in runs]
+    linear = _has_order(joined, 1)
+    stays = {kind: above(_left(runs), kept) for kind, runs in within.items()}
+    told = (f"{kind} {spread(_left(runs))}" for kind, runs in within.items())
+    return Answer(
+        claim="Residual connections stop the collapse of tokens.",
+        source="Dong et al. 2021, arXiv:2103.03404, abstract",
+        number=f"Left after layer {layers}: {', '.join(told)}; p = {_orders(joined)}.",
+        rule="p is .9 to 1.1 with every seed, and the 95 % interval of what is "
+        f"left lies above {kept:g}, for each of the four kinds of layers",
+        outcome=decide([linear, *stays.values()]),
+        sentence=_apart(linear, [kind for kind, x in stays.items() if x]),
+    )
+
+
+def _fed(without: ByKind, layers: int, kept: float) -> Answer:
+    fed = without[WITH_FFN]
+    stops = above(_left(fed), kept)
+    return Answer(
+        claim="A feed-forward network at initialisation stops the collapse of tokens.",
+        source="Dong et al. 2021, arXiv:2103.03404, abstract",
+        number="Without residual connections and with an FFN, whose weights are "
+        f"LeCun normal, at most {rounded_up(max(_left(fed)))} is left after layer "
+        f"{layers}; p = {_orders(fed)}.",
+        rule=f"the 95 % interval of what is left lies above {kept:g}",
+        outcome=decide([stops]),
+        sentence=FFN[stops],
+    )
+
+
+def _normed(without: ByKind, within: ByKind) -> Answer:
+    normed = without[WITH_NORM]
+    gap = np.subtract(_left(within[WITH_NORM]), _left(within[ALONE])).tolist()
     more = t_interval(gap)
     # Where attention alone does not collapse, nothing is known of a norm's role.
-    too = _collapses(without[with_norm]) if _collapses(pure) else None
+    too = _collapses(normed) if _collapses(without[ALONE]) else None
     idle = [too, False if more.sign else None]
-    return [
-        Answer(
-            claim="Attention alone makes all tokens equal, doubly exponentially in "
-            "depth.",
-            source="Dong et al. 2021, arXiv:2103.03404, theorem 2.2",
-            number=f"{_path(pure)}. Of a small residual r a layer makes one like r^p, "
-            f"p = {_orders(pure)}.",
-            rule=f"p is 2.9 to 3.1, and after layer {layers} less than {LOST:g} is "
-            "left, with every seed",
-            outcome=decide([_has_order(pure, 3), max(_left(pure)) < LOST]),
-            sentence="With nothing beside attention each layer cubes what tokens "
-            "differ in: after a few layers they are equal to the last digit."
-            if collapses
-            else "These layers do not show that attention alone cubes what tokens "
-            "differ in until they are equal.",
-        ),
-        Answer(
-            claim="Residual connections stop the collapse of tokens.",
-            source="Dong et al. 2021, arXiv:2103.03404, abstract",
-            number=f"Left after layer {layers}: "
-            + ", ".join(f"{kind} {spread(_left(within[kind]))}" for kind in KINDS)
-            + f"; p = {_orders(joined)}.",
-            rule="p is .9 to 1.1 with every seed, and the 95 % interval of what is "
-            f"left lies above {kept:g}, for each of the four kinds of layers",
-            outcome=decide([linear, *stays.values()]),
-            sentence=_apart(linear, [kind for kind, x in stays.items() if x]),
-        ),
-        Answer(
-            claim="A feed-forward network at initialisation stops the collapse of "
-            "tokens.",
-            source="Dong et al. 2021, arXiv:2103.03404, abstract",
-            number="Without residual connections and with an FFN, whose weights are "
-            f"LeCun normal, at most {rounded_up(max(_left(without[with_ffn])))} is "
-            f"left after layer {layers}; p = {_orders(without[with_ffn])}.",
-            rule=f"the 95 % interval of what is left lies above {kept:g}",
-            outcome=decide([ffn_stops]),
-            sentence=FFN[ffn_stops],
-        ),
-        Answer(
-            claim="LayerNorm plays no role in the collapse of tokens.",
-            source="Dong et al. 2021, arXiv:2103.03404, section 3",
-            number="Without residual connections at most "
-            f"{rounded_up(max(_left(without[with_norm])))} is left with it, p = "
-            f"{_orders(without[with_norm])}. With residual connections, left with it "
-            f"less left without: {describe(more)}.",
-            rule="without residual connections the first rule holds with it too; with "
-            "them a 95 % interval of what it keeps that excludes 0 refutes it",
-            outcome=decide(idle),
-            sentence=_of_norm(idle, more),
-        ),
-    ]
+    return Answer(
+        claim="LayerNorm plays no role in the collapse of tokens.",
+        source="Dong et al. 2021, arXiv:2103.03404, section 3",
+        number="Without residual connections at most "
+        f"{rounded_up(max(_left(normed)))} is left with it, p = {_orders(normed)}. "
+        f"With residual connections, left with it less left without: {describe(more)}.",
+        rule="without residual connections the first rule holds with it too; with "
+        "them a 95 % interval of what it keeps that excludes 0 refutes it",
+        outcome=decide(idle),
+        sentence=_of_norm(idle, more),
+    )
 
 
 def _of_norm(idle: list[bool | None], more: Interval) -> str:
